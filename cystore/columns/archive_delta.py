@@ -59,10 +59,10 @@ class DeltaArchive:
         table = self._opened()
         if table is None:
             return None
-        told = table.metadata().configuration.get(ARCHIVE_ID)
-        if told != self._id:
+        owner = table.metadata().configuration.get(ARCHIVE_ID)
+        if owner != self._id:
             raise StoreConfigError(
-                f"the folder holds the Delta table of {'another archive' if told else 'somebody else'}: name "
+                f"the folder holds the Delta table of {'another archive' if owner else 'somebody else'}: name "
                 "another folder",
                 path=self._path,
             )

@@ -82,24 +82,24 @@ class IcebergArchive:
 
     @property
     def uri(self) -> str:
-        with self._told(), self._catalog() as catalog:
+        with self._translated(), self._catalog() as catalog:
             table = _opened(catalog)
             return "" if table is None else table.metadata_location
 
     def committed(self) -> int | None:
         if not (self._home / CATALOG).exists():
             return None
-        with self._told(), self._catalog() as catalog:
+        with self._translated(), self._catalog() as catalog:
             try:
                 table = _opened(catalog)
             except FileNotFoundError as error:  # the catalog names a place where nothing is any more
                 raise self._moved(str(error)) from None
             if table is None:
                 return None
-            told = table.properties.get(ARCHIVE_ID)
-            if told != self._id:
+            owner = table.properties.get(ARCHIVE_ID)
+            if owner != self._id:
                 raise StoreConfigError(
-                    f"the catalog holds the Iceberg table of {'another archive' if told else 'somebody else'}: "
+                    f"the catalog holds the Iceberg table of {'another archive' if owner else 'somebody else'}: "
                     "name another folder",
                     path=self._home / CATALOG,
                 )
@@ -113,7 +113,7 @@ class IcebergArchive:
     def commit(self, manifest: Manifest) -> None:
         if (self.committed() or 0) >= manifest.end:
             return
-        with self._told():
+        with self._translated():
             if self._place is None:
                 made_durable(self._home / DATA / "metadata", partial(self._commit, manifest))
             else:
@@ -133,14 +133,14 @@ class IcebergArchive:
         return f"file://{self._home / DATA}" if self._place is None else self._place.url
 
     def _commit(self, manifest: Manifest) -> None:
-        told = {ARCHIVE_ID: self._id, ARCHIVED_UP_TO: str(manifest.end), STORE: manifest.store}
+        properties = {ARCHIVE_ID: self._id, ARCHIVED_UP_TO: str(manifest.end), STORE: manifest.store}
         with self._catalog() as catalog:
             table = _opened(catalog) or self._made(catalog)
             with table.transaction() as change:
                 if manifest.files:
                     paths = [f"{self._location}/{inside_of_data(one.path)}" for one in manifest.files]
-                    change.add_files(paths, snapshot_properties=told, check_duplicate_files=False)
-                change.set_properties(told)
+                    change.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
+                change.set_properties(properties)
 
     def _made(self, catalog: Catalog) -> Table:
         try:
@@ -169,7 +169,7 @@ class IcebergArchive:
             catalog.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except StoreError:

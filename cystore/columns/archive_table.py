@@ -50,7 +50,7 @@ class Place:
     """The URL of a table that is not in the archive's folder, and the file system that it is in."""
 
     url: str
-    storage: ObjectStore
+    object_store: ObjectStore
 
     @classmethod
     def of(cls, url: str, options: Mapping[str, str]) -> Place:
@@ -60,16 +60,16 @@ class Place:
             raise StoreConfigError(
                 f"storage option {unknown[0]} is not one of those that a table takes: {', '.join(_S3_OPTIONS)}"
             )
-        storage, plain = ObjectStore.of(url, dict(options))
-        if storage.scheme != "s3":
+        object_store, plain = ObjectStore.of(url, dict(options))
+        if object_store.scheme != "s3":
             raise StoreConfigError(f"a table's URL must be like s3://bucket/path, not {plain}")
-        return cls(plain, storage)
+        return cls(plain, object_store)
 
     def check_empty(self) -> None:
         """Raises StoreConfigError for a folder that has something in it, StoreFormatError for a bucket that does not
         exist."""
-        self.storage.check_bucket(self.url)
-        if self.storage.files(self.url) or self.storage.folders(self.url):
+        self.object_store.check_bucket(self.url)
+        if self.object_store.files(self.url) or self.object_store.folders(self.url):
             raise StoreConfigError(f"there are files in {self.url}: name an empty folder for the table")
 
     def publish(self, home: Path, manifest: Manifest) -> None:
@@ -84,8 +84,8 @@ class Place:
                     path=place_of(home, one),
                 )
             target = f"{self.url}/{inside_of_data(one.path)}"
-            self.storage.write_whole(target, content)
-            if crc32c(self.storage.read_whole(target)) != one.crc32c:
+            self.object_store.write_whole(target, content)
+            if crc32c(self.object_store.read_whole(target)) != one.crc32c:
                 raise CorruptRecordError("the server returns other bytes than were written", path=target)
 
         in_parallel(copy, manifest.files)
@@ -101,7 +101,7 @@ class Place:
         return self._translated(1)
 
     def _translated(self, which: int) -> dict[str, str]:
-        options = dict(self.storage.options)
+        options = dict(self.object_store.options)
         scheme = options.get("scheme", "https")
         found = {}
         for name, value in options.items():
@@ -151,14 +151,14 @@ def check_end(table: Table, up_to: int, home: Path) -> None:
 
 def differences(found: dict[str, str], wanted: dict[str, str]) -> str:
     """How the columns of a table are not ours, as one line; empty where they are."""
-    told = [f"no column {name}" for name in wanted if name not in found]
-    told += [f"column {name} is not ours" for name in found if name not in wanted]
-    told += [
+    problems = [f"no column {name}" for name in wanted if name not in found]
+    problems += [f"column {name} is not ours" for name in found if name not in wanted]
+    problems += [
         f"{name} is {found[name]}, not {wanted[name]}"
         for name in wanted
         if found.get(name, wanted[name]) != wanted[name]
     ]
-    return "; ".join(told)
+    return "; ".join(problems)
 
 
 def made_durable(folder: Path, work: Callable[[], None]) -> None:

@@ -289,7 +289,7 @@ def _planned(
         if not matches:
             raise StoreFormatError("no store matches", path=pattern)
         for url in matches:
-            reader = partial(read_sealed, storage=home)
+            reader = partial(read_sealed, object_store=home)
             log = SealedLog(home, url, fail_on_data_loss=read.on_corruption == "fail")
             low, high = rows.physical
             lost = [part for part in log.missing() if part.end > low and part.begin < high]

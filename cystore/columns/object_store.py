@@ -84,12 +84,12 @@ class ObjectStore:
             raise StoreConfigError(f"{url} names no bucket: it should be like {parts.scheme}://bucket/path")
         if parts.scheme == "file" and host not in ("", "localhost"):
             raise StoreConfigError(f"{url} names the host {host}: it should be like file:///path")
-        storage = cls(parts.scheme, netloc, tuple(sorted(options.items())))
-        return storage, f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}"
+        object_store = cls(parts.scheme, netloc, tuple(sorted(options.items())))
+        return object_store, f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}"
 
     def opened(self, url: str) -> tuple[fs.FileSystem, str]:
         """The file system, one for each process, and the URL's path in it. Raises StoreConfigError, StoreIOError."""
-        with self.told(url), _making:  # pyarrow and fsspec initialize themselves at the first use
+        with self.translated(url), _making:  # pyarrow and fsspec initialize themselves at the first use
             system, root = _made(self)
         path = url.removeprefix(f"{self.scheme}://{self.host}")
         return system, path if self.scheme == "file" else (root.rstrip("/") + path if root else path)
@@ -107,7 +107,7 @@ class ObjectStore:
         return sorted(entry.base_name for entry in found if entry.type == fs.FileType.Directory)
 
     def _entries(self, folder: str) -> list[fs.FileInfo]:
-        with self.told(folder):
+        with self.translated(folder):
             system, path = self.opened(folder)
             return [
                 entry
@@ -117,7 +117,7 @@ class ObjectStore:
 
     def check_folder(self, url: str) -> None:
         """Raises StoreFormatError if the place does not exist, and says whether the bucket is missing."""
-        with self.told(url):
+        with self.translated(url):
             system, path = self.opened(url)
             if system.get_file_info(path).type == fs.FileType.Directory:
                 return
@@ -126,7 +126,7 @@ class ObjectStore:
 
     def check_bucket(self, url: str) -> None:
         """Raises StoreFormatError if the URL's bucket does not exist. Not every file system has buckets."""
-        with self.told(url):
+        with self.translated(url):
             system, path = self.opened(url)
             bucket = path.strip("/").partition("/")[0]
             has_buckets = self.scheme in ("s3", "gs", "gcs")
@@ -153,7 +153,7 @@ class ObjectStore:
         return [url for url, there in zip(found, in_parallel(self._is_folder, found), strict=True) if there]
 
     def _is_folder(self, url: str) -> bool:
-        with self.told(url):
+        with self.translated(url):
             system, path = self.opened(url)
             return bool(system.get_file_info(path).type == fs.FileType.Directory)
 
@@ -162,13 +162,13 @@ class ObjectStore:
     def open_file(self, url: str) -> pa.NativeFile:
         """A file for reads at any place. Raises FileNotFoundError, which says to its caller that the file was
         removed."""
-        with self.told(url, missing=FileNotFoundError(url)):
+        with self.translated(url, missing=FileNotFoundError(url)):
             system, path = self.opened(url)
             return system.open_input_file(path)
 
     def read(self, file: pa.NativeFile, url: str, at: int, count: int) -> bytes:
         """Exactly `count` bytes. Raises StoreFormatError for a file that ends before."""
-        with self.told(url):
+        with self.translated(url):
             data: bytes = file.read_at(count, at)
         if len(data) != count:
             raise StoreFormatError(
@@ -183,13 +183,13 @@ class ObjectStore:
 
     def write_whole(self, url: str, content: bytes) -> None:
         """Makes or replaces a file. In an object store it appears with all its bytes or not at all."""
-        with self.told(url):
+        with self.translated(url):
             system, path = self.opened(url)
             with system.open_output_stream(path) as out:
                 out.write(content)
 
     @contextmanager
-    def told(self, url: str, *, missing: Exception | None = None) -> Iterator[None]:
+    def translated(self, url: str, *, missing: Exception | None = None) -> Iterator[None]:
         """Turns errors of a file system into the store's errors with the URL; their text contains no option's value."""
         try:
             yield
@@ -223,26 +223,26 @@ _making = threading.Lock()
 
 
 @functools.lru_cache(maxsize=64)
-def _made(storage: ObjectStore) -> tuple[fs.FileSystem, str]:
+def _made(object_store: ObjectStore) -> tuple[fs.FileSystem, str]:
     """The file system and the path of its URLs' first part, "" where paths begin with a slash."""
-    name, root = _CLASSES.get(storage.scheme), f"{storage.scheme}://{storage.host}"
-    if name is None and storage.scheme not in _BY_URI:
-        return _by_fsspec(storage, root)
-    if name is None or (not storage.options and storage.scheme != "file"):
+    name, root = _CLASSES.get(object_store.scheme), f"{object_store.scheme}://{object_store.host}"
+    if name is None and object_store.scheme not in _BY_URI:
+        return _by_fsspec(object_store, root)
+    if name is None or (not object_store.options and object_store.scheme != "file"):
         system, path = fs.FileSystem.from_uri(root + "/")
         return system, path
     kind = getattr(fs, name, None)
     if kind is None:
         raise StoreConfigError(f"this pyarrow was built without {name}, so {root} cannot be read")
-    options = {key: _value(key, text) for key, text in storage.options}
+    options = {key: _value(key, text) for key, text in object_store.options}
     try:
         system = kind(**options)
     except (TypeError, ValueError) as error:
-        names = ", ".join(f"fs.{key}" for key, _ in storage.options)
+        names = ", ".join(f"fs.{key}" for key, _ in object_store.options)
         raise StoreConfigError(
-            f"{name} of pyarrow does not accept the options {names}: {storage._text_without_secrets(error)}"
+            f"{name} of pyarrow does not accept the options {names}: {object_store._text_without_secrets(error)}"
         ) from None
-    return system, "" if storage.scheme == "file" else storage.host.partition("@")[0]
+    return system, "" if object_store.scheme == "file" else object_store.host.partition("@")[0]
 
 
 def _value(name: str, text: str) -> Any:
@@ -256,22 +256,23 @@ def _value(name: str, text: str) -> Any:
         raise StoreConfigError(f"fs.{name} must be a number of seconds, not {text!r}") from None
 
 
-def _by_fsspec(storage: ObjectStore, root: str) -> tuple[fs.FileSystem, str]:
+def _by_fsspec(object_store: ObjectStore, root: str) -> tuple[fs.FileSystem, str]:
     known = ", ".join(sorted((*_CLASSES, *_BY_URI)))
     try:
         from fsspec.core import url_to_fs
     except ImportError:
         raise StoreConfigError(
-            f"scheme {storage.scheme} is not one of {known}; `pip install fsspec` adds more"
+            f"scheme {object_store.scheme} is not one of {known}; `pip install fsspec` adds more"
         ) from None
     try:
-        system, path = url_to_fs(root + "/", **dict(storage.options))
+        system, path = url_to_fs(root + "/", **dict(object_store.options))
     except ImportError as error:
         raise StoreConfigError(
-            f"scheme {storage.scheme} needs a package: {storage._text_without_secrets(error)}"
+            f"scheme {object_store.scheme} needs a package: {object_store._text_without_secrets(error)}"
         ) from None
     except (ValueError, TypeError) as error:
         raise StoreConfigError(
-            f"scheme {storage.scheme} cannot be read ({storage._text_without_secrets(error)}); pyarrow has {known}"
+            f"scheme {object_store.scheme} cannot be read ({object_store._text_without_secrets(error)}); "
+            f"pyarrow has {known}"
         ) from None
     return fs.PyFileSystem(fs.FSSpecHandler(system)), path

@@ -57,12 +57,12 @@ class SealedLog:
     that is missing between two others, unless that is allowed.
     """
 
-    def __init__(self, storage: ObjectStore, url: str, *, fail_on_data_loss: bool = True) -> None:
-        self.path, self.storage = url, storage
+    def __init__(self, object_store: ObjectStore, url: str, *, fail_on_data_loss: bool = True) -> None:
+        self.path, self.object_store = url, object_store
         self._folder = f"{url}/{DIRECTORY}"
         lengths = self._list()
         if not lengths:
-            storage.check_folder(url)
+            object_store.check_folder(url)
             raise StoreFormatError(
                 "there is no segment here: this is not the folder of a store", path=self._folder
             )
@@ -90,7 +90,7 @@ class SealedLog:
 
     def _list(self) -> dict[int, int]:
         found = {}
-        for name, size in self.storage.files(self._folder).items():
+        for name, size in self.object_store.files(self._folder).items():
             if name in OURS:
                 continue
             base = base_of_name(name)
@@ -125,8 +125,8 @@ class SealedLog:
     def _read(self, base: int, at: int, count: int) -> bytes:
         url = self.url_of(base)
         try:
-            with self.storage.open_file(url) as file:
-                return self.storage.read(file, url, at, count)
+            with self.object_store.open_file(url) as file:
+                return self.object_store.read(file, url, at, count)
         except FileNotFoundError:
             _removed(url, base)
 
@@ -191,7 +191,7 @@ class SealedLog:
     def queue_names(self) -> list[tuple[str, int]]:
         """The queues, by the folders of the consume queues. Raises StoreFormatError if these were not copied."""
         folder = f"{self.path}/{QUEUES}"
-        topics = self.storage.folders(folder)
+        topics = self.object_store.folders(folder)
         if not topics and self._bases:
             raise StoreFormatError(
                 "there are no consume queues here, so the queues are unknown; copy the folder consumequeue "
@@ -199,7 +199,7 @@ class SealedLog:
                 "startingTimestamp and endingTimestamp",
                 path=folder,
             )
-        ids = in_parallel(lambda topic: self.storage.folders(f"{folder}/{topic}"), topics)
+        ids = in_parallel(lambda topic: self.object_store.folders(f"{folder}/{topic}"), topics)
         return sorted(
             (topic, int(name))
             for topic, names in zip(topics, ids, strict=True)
@@ -217,7 +217,7 @@ class SealedLog:
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         """The offsets of one queue."""
         folder = f"{self.path}/{QUEUES}/{topic}/{queue_id}"
-        found = {base_of_name(name): size for name, size in self.storage.files(folder).items()}
+        found = {base_of_name(name): size for name, size in self.object_store.files(folder).items()}
         lengths = {base: size for base, size in found.items() if base is not None}
         return QueueRange(
             *(self._entry_from(folder, lengths, position) for position in (self.minimum, self.end))
@@ -258,8 +258,8 @@ class SealedLog:
     def _file(self, folder: str, base: int, count: int) -> bytes:
         url = f"{folder}/{file_name(base)}"
         try:
-            with self.storage.open_file(url) as file:
-                return self.storage.read(file, url, 0, count)
+            with self.object_store.open_file(url) as file:
+                return self.object_store.read(file, url, 0, count)
         except FileNotFoundError:
             raise StoreFormatError(
                 "the consume queue's file was removed while it was read", path=url
@@ -296,7 +296,10 @@ def _removed(url: str, base: int) -> NoReturn:
 
 
 def read_sealed(
-    ranges: Iterable[LogRange], settings: ReadSettings, storage: ObjectStore, window_bytes: int = WINDOW_BYTES
+    ranges: Iterable[LogRange],
+    settings: ReadSettings,
+    object_store: ObjectStore,
+    window_bytes: int = WINDOW_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """The records of ranges as `read_ranges` gives them; a range's path is a URL here.
 
@@ -311,13 +314,13 @@ def read_sealed(
                 yield from taken(reader, settings, store)
                 store = part.store
             try:
-                file = storage.open_file(part.path)
+                file = object_store.open_file(part.path)
             except FileNotFoundError:
                 if settings.fail_on_data_loss:
                     _removed(part.path, part.base)
                 continue
             with file:
-                windows = _Windows(file, storage, part, window_bytes, pool)
+                windows = _Windows(file, object_store, part, window_bytes, pool)
                 try:
                     yield from _read_segment(reader, windows, settings)
                 finally:
@@ -331,7 +334,7 @@ class _Windows:
     `first`."""
 
     file: pa.NativeFile
-    storage: ObjectStore
+    object_store: ObjectStore
     part: LogRange
     window_bytes: int
     pool: ThreadPoolExecutor
@@ -364,7 +367,7 @@ class _Windows:
         if count:
             self._fetched += count
             self.ahead = self.pool.submit(
-                self.storage.read, self.file, self.part.path, at - self.part.base, count
+                self.object_store.read, self.file, self.part.path, at - self.part.base, count
             )
 
     def close(self) -> None:

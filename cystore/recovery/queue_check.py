@@ -63,21 +63,21 @@ class QueueCheck:
 
     def __init__(
         self,
-        situation: WalkInput,
+        walk_input: WalkInput,
         walked: LogPass,
         saved: QueueOffsets,
         leftovers: Mapping[Key, tuple[Path, ...]],
     ) -> None:
         self._leftovers = leftovers
-        self._about, self._walked, self._saved = situation, walked, saved
+        self._about, self._walked, self._saved = walk_input, walked, saved
         self._result, self._scanner = walked.result, walked.scanner
-        self._begin, self._start = situation.reader.begin, walked.result.start
+        self._begin, self._start = walk_input.reader.begin, walked.result.start
         self._dispatch_from = walked.result.end
         self._earlier: int | None = None
         self._entered_up_to = self._begin  # end of the newest record that has an entry
         lost = [(self._result.end, self._result.lost_end)] if self._result.lost_end > self._result.end else []
         self._given_up: list[GivenUpRange] = []
-        self._gone = situation.known_damage.ranges() + [(h.begin, h.end) for h in self._result.damage] + lost
+        self._gone = walk_input.known_damage.ranges() + [(h.begin, h.end) for h in self._result.damage] + lost
 
     def run(self) -> QueueFindings:
         removed = self._about.removed

@@ -186,7 +186,7 @@ class _Scan:
         reader = self._reader
         if not reader.bases or reader.short or self._known_damage or self._from_the_beginning:
             return -1
-        end = self._situation().watermark
+        end = self._walk_input().watermark
         if not reader.begin < end < reader.end or not reader.has(reader.base_of(end)) or self._start() > end:
             return -1
         empty = reader.nonzero(end, reader.base_of(end) + reader.file_bytes) is None
@@ -200,15 +200,15 @@ class _Scan:
             return known
         if self._known is not None:
             self._list_queues()
-        situation = self._situation()
+        walk_input = self._walk_input()
         start = self._start()
         while True:
-            walked = LogPass(situation, start)
+            walked = LogPass(walk_input, start)
             result = walked.run()
             if result.end < self._claimed:
                 result.lost_end = max(result.lost_end, self._claimed)
             if result.earlier is None:
-                found = QueueCheck(situation, walked, self._saved, self._leftovers).run()
+                found = QueueCheck(walk_input, walked, self._saved, self._leftovers).run()
                 if found.earlier is None:
                     break
                 result.earlier = found.earlier
@@ -223,7 +223,7 @@ class _Scan:
         examined."""
         if self._from_the_beginning:
             return None
-        walked = LogPass(self._situation(), self._start(), follow_queues=False)
+        walked = LogPass(self._walk_input(), self._start(), follow_queues=False)
         result = walked.run()
         if result.damage or result.end != known.end or max(result.lost_end, self._claimed) > known.end:
             return None
@@ -247,7 +247,7 @@ class _Scan:
         record = self._reader.record(base)
         return rules.FirstRecord(base, record["store_timestamp"] if record is not None else 0)
 
-    def _situation(self) -> WalkInput:
+    def _walk_input(self) -> WalkInput:
         config, watermark = self._config, -1
         # The queues' next offsets were saved when all that they count was durable.
         saved = self._saved.physical_offset if self._known is None else self._known.end
@@ -350,10 +350,10 @@ class _Scan:
 
     def _without_log(self) -> tuple[LogPass, QueueFindings]:
         """There is no commit log file, so all other files refer to a log that is gone (CommitLog.recoverNormally)."""
-        situation = dataclasses.replace(self._situation(), watermark=0)
-        walked = LogPass(situation, 0)
+        walk_input = dataclasses.replace(self._walk_input(), watermark=0)
+        walked = LogPass(walk_input, 0)
         walked.run()
-        return walked, QueueCheck(situation, walked, self._saved, self._leftovers).without_log()
+        return walked, QueueCheck(walk_input, walked, self._saved, self._leftovers).without_log()
 
 
 def _end_of_entries(queue: QueueReader) -> int:

@@ -118,11 +118,11 @@ class ReadOptions:
             if not self._by_url(pattern):
                 continue
             url = pattern if is_url(pattern) else f"file://{os.path.abspath(pattern)}"
-            storage, url = ObjectStore.of(url, dict(self.storage))
-            matches = storage.matching(url)
+            object_store, url = ObjectStore.of(url, dict(self.storage))
+            matches = object_store.matching(url)
             if not matches:
                 raise StoreFormatError("no store matches", path=url)
-            found.update(dict.fromkeys(matches, storage))
+            found.update(dict.fromkeys(matches, object_store))
         return [(found[url], url) for url in sorted(found)]
 
     def _by_url(self, pattern: str) -> bool:

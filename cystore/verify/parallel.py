@@ -27,8 +27,8 @@ from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
 from cystore.verify.index_files import unreadable_index
 from cystore.verify.queue_comparison import QueueEntries
 from cystore.verify.ranges import (
+    QueueInRange,
     RangeFindings,
-    SeenQueue,
     joined_damage,
     split,
     verify_index_file,
@@ -85,7 +85,7 @@ class VerifyParts:
             yield from map(unreadable_index, unreadable)
             work += [] if unreadable else [reader.path.name for reader in readers]
             self.counts["index_files"] = len(work)
-        listed = sorted(self.seen_queues().items())
+        listed = sorted(self.queues_in_ranges().items())
         work += [listed[at : at + QUEUES_A_TASK] for at in range(0, len(listed), QUEUES_A_TASK)]
         self.counts["queues"], self.counts["tasks"] = len(listed), self.counts["tasks"] + len(work)
         broken = [each for part in self.seen for each in part.broken]
@@ -93,9 +93,9 @@ class VerifyParts:
         for found in self._workers("scrub queues and index", work, whole):
             yield from found
 
-    def seen_queues(self) -> dict[Key, list[SeenQueue]]:
+    def queues_in_ranges(self) -> dict[Key, list[QueueInRange]]:
         """The findings of the ranges about each queue, in the log's order; none for a queue that has only files."""
-        queues: dict[Key, list[SeenQueue]] = {key: [] for key in self._queues}
+        queues: dict[Key, list[QueueInRange]] = {key: [] for key in self._queues}
         for part in self.seen:
             for one in part.queues:
                 queues.setdefault(one.key, []).append(one)
@@ -116,7 +116,7 @@ class VerifyParts:
         if [part.begin for part in seen] != ends[:-1] or ends[-1] != self.bounds.end:
             return False
         entries = QueueEntries(self._root, self.bounds, self._removed, [])
-        for key, spans in self.seen_queues().items():
+        for key, spans in self.queues_in_ranges().items():
             if any(before.span.following != after.span.first_offset for before, after in pairwise(spans)):
                 return False
             if not spans:
@@ -159,7 +159,7 @@ def _verify_end(
     config: StoreConfig,
     bounds: Bounds,
     broken: list[tuple[int, int]],
-    part: str | list[tuple[Key, list[SeenQueue]]],
+    part: str | list[tuple[Key, list[QueueInRange]]],
 ) -> list[Damage]:
     if isinstance(part, str):
         return verify_index_file(root, config, bounds, part)

@@ -29,7 +29,7 @@ from cystore.verify.log_comparison import UNKEYED, Comparison
 from cystore.verify.queue_comparison import QueueEntries, QueueSpan
 
 
-class SeenQueue(NamedTuple):
+class QueueInRange(NamedTuple):
     """One queue in one range [begin, end): the findings, and the amount of damage behind its last record in the
     range."""
 
@@ -52,7 +52,7 @@ class RangeFindings:
     records: int
     damage: tuple[Damage, ...]
     broken: tuple[tuple[int, int], ...]
-    queues: tuple[SeenQueue, ...]
+    queues: tuple[QueueInRange, ...]
     jumps: bool
 
 
@@ -104,7 +104,7 @@ def _findings(
             compared.compare_keys(stream, stream.near(begin))
     damage = tuple(compared.run())
     queues = tuple(
-        SeenQueue(key, begin, end, span, compared.scanner.swallowed_since(compared.slots[key]))
+        QueueInRange(key, begin, end, span, compared.scanner.swallowed_since(compared.slots[key]))
         for key, span in compared.spans().items()
     )
     position = max(compared.position, end)
@@ -147,7 +147,7 @@ def verify_queue(
     bounds: Bounds,
     broken: Sequence[tuple[int, int]],
     key: Key,
-    seen: Sequence[SeenQueue],
+    seen: Sequence[QueueInRange],
 ) -> list[Damage]:
     """The damage of a queue that no range can see: gaps between records of different ranges, and entries without
     records.
@@ -169,11 +169,11 @@ def _over_borders(
     log: LogReader,
     bounds: Bounds,
     reader: QueueReader | None,
-    seen: Sequence[SeenQueue],
+    seen: Sequence[QueueInRange],
 ) -> Iterator[Damage]:
     """Gaps between the records of one range and those of the next."""
 
-    def swallowed(begin: int, after: SeenQueue) -> int:
+    def swallowed(begin: int, after: QueueInRange) -> int:
         """Bytes of damage from a border to the first record of the queue behind it."""
         return sum(last - at for at, last in entries.broken if begin <= at < after.span.first_physical)
 
@@ -194,7 +194,7 @@ def _border(
     reader: QueueReader | None,
     following: int,
     swallowed: int,
-    after: SeenQueue,
+    after: QueueInRange,
 ) -> Iterator[Damage]:
     (topic, queue_id), offset, position = after.key, after.span.first_offset, after.span.first_physical
     if offset == following:

@@ -229,20 +229,22 @@ class Reader:
                     continue  # it is in the queue's file by now
                 result = found or result
             if result is not None:
-                return self._told(result, queue_offset, maximum, following)
+                return self._with_queue_end(result, queue_offset, maximum, following)
             control = self._control
             if (control.queue_minimum(slot), control.min_physical_offset) == (minimum, log_minimum):
                 if not self._heal(slot, queue_offset, healing):
                     result = self._read_from_log(asked, state)
                     if result is None:
                         break
-                    return self._told(result, queue_offset, maximum, following)
+                    return self._with_queue_end(result, queue_offset, maximum, following)
                 healing += 1
             # Else a cleaner took the file away, after it had published the new minimum: look again.
         next_offset = self._queues.get(slot).next_file_offset(queue_offset)
         return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, minimum, maximum)
 
-    def _told(self, result: GetResult, queue_offset: int, dispatched: int, following: int) -> GetResult:
+    def _with_queue_end(
+        self, result: GetResult, queue_offset: int, dispatched: int, following: int
+    ) -> GetResult:
         """The answer with `behind` and the queue's end. A read-only handle reads undispatched messages by itself, so
         for it the queue ends behind them."""
         if dispatched < following:

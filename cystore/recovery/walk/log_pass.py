@@ -77,23 +77,23 @@ class PassResult:
 class LogPass(LogVisitor):
     """Walks once, and judges each stop by the rules of rules.py. Without `follow_queues` it compares no queue."""
 
-    def __init__(self, situation: WalkInput, start: int, *, follow_queues: bool = True) -> None:
-        self._about = situation
+    def __init__(self, walk_input: WalkInput, start: int, *, follow_queues: bool = True) -> None:
+        self._about = walk_input
         scanner = log_walk.LogWalker(
-            check_checksum=situation.check_checksum,
+            check_checksum=walk_input.check_checksum,
             follow_queues=follow_queues,
-            in_time_order=situation.in_time_order and situation.keep,
-            watermark=max(situation.watermark, 0),
-            physic_timestamp=situation.physic_timestamp,
+            in_time_order=walk_input.in_time_order and walk_input.keep,
+            watermark=max(walk_input.watermark, 0),
+            physic_timestamp=walk_input.physic_timestamp,
             compare_tags=True,
         )
         scanner.limit = EVERYTHING
-        scanner.move(start, start + situation.reader.file_bytes)
+        scanner.move(start, start + walk_input.reader.file_bytes)
         super().__init__(
-            situation.reader, scanner, check_checksum=situation.check_checksum, progress=situation.progress
+            walk_input.reader, scanner, check_checksum=walk_input.check_checksum, progress=walk_input.progress
         )
         self._stops[log_walk.BACK_IN_TIME] = self._back_in_time
-        self._watermark = situation.watermark
+        self._watermark = walk_input.watermark
         # Slots whose expected queue offset comes from entries, not from a record.
         self._weak: set[int] = set()
         self.result = PassResult(start, slots=self.slots)
@@ -123,7 +123,7 @@ class LogPass(LogVisitor):
     def _damaged(self, reason: str) -> str | None:
         return None if self._step_over(reason) else reason
 
-    def _judged(self) -> StoppedRecord:
+    def _stopped_record(self) -> StoppedRecord:
         topic, queue_id, queue_offset, size, store_timestamp, magic, _ = self.scanner.record()
         key = topic.decode("ascii"), queue_id
         return StoppedRecord(self.scanner.position, key, queue_offset, size, store_timestamp, magic)
@@ -132,7 +132,7 @@ class LogPass(LogVisitor):
 
     def _new_queue(self) -> str | None:
         """Adds a queue to the table. Its entries for records before the start give the first expected offset."""
-        record = self._judged()
+        record = self._stopped_record()
         reader, start = self._about.queues.get(record.key), self.result.start
         # At the very start of the log there is nothing before: a queue begins with 0.
         expected, weak = 0, start > 0
@@ -156,7 +156,7 @@ class LogPass(LogVisitor):
         return None
 
     def _out_of_sequence(self) -> str | None:
-        record = self._judged()
+        record = self._stopped_record()
         scanner, slot = self.scanner, self.scanner.slot
         expected = scanner.queue_next(slot)
         first = scanner.queue_first(slot)[0] < 0

@@ -44,8 +44,8 @@ from cystore.spark.jobs.running import (
     few_partitions,
     outside_of,
     own_session,
+    reported,
     source_options,
-    told,
 )
 from cystore.spark.options import STRATEGY, local_path
 from cystore.spark.report import daily
@@ -128,7 +128,7 @@ def aggregate(
     home, state = _check(stores, out, watermark_h, lookback_days)
     given = {STRATEGY: "latest", **({"includeArchive": "true"} if include_archive else {}), **options}
     files.make_directory(home)
-    with alone(home, "folder of daily numbers"), told(spark, "aggregate", progress):
+    with alone(home, "folder of daily numbers"), reported(spark, "aggregate", progress):
         state = folder.read_state(home, state.stores)
         files.remove_tree(home / files.TMP_DIRECTORY)  # drafts of a killed run
         begin = _begin(state, lookback_days)

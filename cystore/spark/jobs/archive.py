@@ -58,7 +58,7 @@ def on_executors(spark: SparkSession) -> Mapper:
 
     def run(task: Task, parts: Sequence[LogRange]) -> list[WrittenRange]:
         written = []
-        for one in spread(spark, parts, partial(_told, task)):
+        for one in spread(spark, parts, partial(_outcome, task)):
             if isinstance(one, Exception):
                 raise one
             written.append(one)
@@ -67,7 +67,7 @@ def on_executors(spark: SparkSession) -> Mapper:
     return run
 
 
-def _told(task: Task, part: LogRange) -> WrittenRange | CorruptRecordError | OffsetError:
+def _outcome(task: Task, part: LogRange) -> WrittenRange | CorruptRecordError | OffsetError:
     try:
         return task(part)
     except (CorruptRecordError, OffsetError) as error:

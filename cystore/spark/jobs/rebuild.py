@@ -42,10 +42,10 @@ from cystore.spark.jobs.running import (
     is_connect,
     own_session,
     range_bytes_for,
+    reported,
     settings_given,
     settings_of,
     sound,
-    told,
 )
 from cystore.system import files, ownership, platform
 from cystore.system.store_lock import StoreLocks
@@ -155,7 +155,7 @@ def _staged(
         remove_stage(root)
         files.make_directory(root / STAGE / NEW)
     written: list[Written] = sound(found)
-    sound(told_.damage for one in written for told_ in one.told if told_.damage is not None)
+    sound(outcome.damage for one in written for outcome in one.outcome if outcome.damage is not None)
     _check(root, bounds, written)
     for one in written:
         _put_together(root, one)
@@ -175,7 +175,7 @@ def _written(
     placed = rows.repartitionAndSortWithinPartitions(
         tasks, partitionFunc=partial(rebuild_parts.partition_of, partitions=tasks)
     )
-    with told(spark, "rebuild", report):
+    with reported(spark, "rebuild", report):
         return placed.mapPartitions(write).collect()
 
 
@@ -183,11 +183,11 @@ def _without_false_borders(parts: list[tuple[int, int]], found: list[Any]) -> li
     """The parts, each that overran its end in one with the next; what was staged with such a border is not to be
     used."""
     overran = {
-        told.part
+        outcome.part
         for one in found
         if isinstance(one, Written)
-        for told in one.told
-        if told.position > told.end
+        for outcome in one.outcome
+        if outcome.position > outcome.end
     }
     kept: list[tuple[int, int]] = []
     joins = False
@@ -202,13 +202,16 @@ def _without_false_borders(parts: list[tuple[int, int]], found: list[Any]) -> li
 
 def _check(root: Path, bounds: Bounds, written: list[Written]) -> None:
     """The ranges meet, and every entry that was gathered was written."""
-    gathered = sorted((told for one in written for told in one.told), key=lambda told: (told.begin, told.end))
+    gathered = sorted(
+        (outcome for one in written for outcome in one.outcome),
+        key=lambda outcome: (outcome.begin, outcome.end),
+    )
     at = bounds.begin
-    for told_ in gathered:
-        if told_.begin != at:
+    for outcome in gathered:
+        if outcome.begin != at:
             raise CorruptRecordError("the log changed while it was read", path=root, offset=at)
-        at = told_.end
-    wanted = sum(told_.entries for told_ in gathered)
+        at = outcome.end
+    wanted = sum(outcome.entries for outcome in gathered)
     found = sum(one.entries for one in written if one.key != rebuild_parts.INDEX)
     if wanted != found or (gathered and at != bounds.end):
         raise CorruptRecordError(f"{found} of {wanted} entries were staged", path=root, offset=at)

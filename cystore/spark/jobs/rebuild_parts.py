@@ -73,18 +73,18 @@ class RangeOutcome(NamedTuple):
 class Gathered(NamedTuple):
     """A range's key hashes for the index, in the log's order."""
 
-    told: RangeOutcome
+    outcome: RangeOutcome
     keys: tuple[bytes, ...]
 
 
 class Written(NamedTuple):
-    """A queue, or the index, as it was staged below `folder`. `entries`: those of records; `told`: by all ranges
+    """A queue, or the index, as it was staged below `folder`. `entries`: those of records; `outcome`: of all ranges
     (index only)."""
 
     key: QueueKey
     folder: str
     entries: int
-    told: tuple[RangeOutcome, ...] = ()
+    outcome: tuple[RangeOutcome, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ def _gather(rebuild: Rebuild, part: tuple[int, int]) -> Iterator[Row]:
             )
             damage = Failed(type(error).__name__, str(error))
             break
-    told = RangeOutcome(part, begin, end, position if end < bounds.end else end, count, damage)
-    yield (INDEX, begin), Gathered(told, tuple(all_keys))
+    outcome = RangeOutcome(part, begin, end, position if end < bounds.end else end, count, damage)
+    yield (INDEX, begin), Gathered(outcome, tuple(all_keys))
 
 
 def _segment(reader: LogReader, base: int) -> MappedFile:
@@ -309,18 +309,18 @@ def _write_index(rebuild: Rebuild, attempt: str, parts: Iterable[Gathered | Fail
     folder, config = rebuild.root / STAGE / attempt, rebuild.config
     control = _control(config)
     index = IndexFiles(folder, config, Mode.WRITE, control)
-    told, entered = [], 0
+    outcome, entered = [], 0
     for part in parts:
         if isinstance(part, Failed):
             raise _Sent(part)
-        told.append(part.told)
+        outcome.append(part.outcome)
         for keys in part.keys:
             _enter(index, control, keys)
             entered += len(keys) // kernel.KEY_BYTES
     with files.translated(index.directory):
         index.flush()
     index.close()
-    return Written(INDEX, str(folder), entered, tuple(told))
+    return Written(INDEX, str(folder), entered, tuple(outcome))
 
 
 def _enter(index: IndexFiles, control: Control, keys: bytes) -> None:

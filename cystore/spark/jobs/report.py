@@ -197,9 +197,9 @@ def _page(stores: str | Sequence[str], facts: dict[str, Any], rows: dict[str, li
 
     listed = [stores] if isinstance(stores, str) else list(stores)
     names = {"tasks": "task names", "runs": "runs", "failed": "failed", "retries": "retries"}
-    told = {names[name]: f"{value:,}" for name, value in facts.items()}
+    shown = {names[name]: f"{value:,}" for name, value in facts.items()}
     tables = (rows[name] for name in ("names", "hourly", "tracebacks", "workflows", "workers"))
-    return page(listed, told, *tables)
+    return page(listed, shown, *tables)
 
 
 def _time(text: str) -> datetime:

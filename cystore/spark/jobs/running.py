@@ -274,7 +274,7 @@ def run_parts(
         except errors.StoreError as error:
             return Failed(type(error).__name__, str(error))
 
-    with told(spark, what, report):
+    with reported(spark, what, report):
         return sound(spread(spark, parts, guarded))
 
 
@@ -294,7 +294,7 @@ def sound(found: Iterable[Found | Failed]) -> list[Found]:
 
 
 @contextmanager
-def told(spark: SparkSession, what: str, report: Report | None) -> Iterator[None]:
+def reported(spark: SparkSession, what: str, report: Report | None) -> Iterator[None]:
     """Reports the progress of the Spark tasks that this thread starts in the block. Through Spark Connect nothing is
     reported."""
     if report is None or is_connect(spark):

@@ -244,19 +244,21 @@ def _chunks(rows: Iterable[Message]) -> Iterator[list[Message]]:
         yield chunk
 
 
-def all_there(told: Sequence[object]) -> tuple[TaskMessage, ...]:
+def all_there(messages: Sequence[object]) -> tuple[TaskMessage, ...]:
     """The tasks' messages. Raises StoreError when one is missing: its rows would be lost."""
-    found = tuple(message for message in told if isinstance(message, TaskMessage))
-    if len(found) != len(told):
-        missing = [str(number) for number, message in enumerate(told) if not isinstance(message, TaskMessage)]
+    found = tuple(message for message in messages if isinstance(message, TaskMessage))
+    if len(found) != len(messages):
+        missing = [
+            str(number) for number, message in enumerate(messages) if not isinstance(message, TaskMessage)
+        ]
         raise StoreError(
-            f"{len(missing)} of {len(told)} tasks did not report their staged files (task "
+            f"{len(missing)} of {len(messages)} tasks did not report their staged files (task "
             f"{', '.join(missing[:10])}): nothing was written"
         )
     return found
 
 
-def abort(options: WriteOptions, folder: Path, told: Sequence[object]) -> None:
+def abort(options: WriteOptions, folder: Path, messages: Sequence[object]) -> None:
     """Removes the files that a failed job staged, except those of an unfinished batch: the next commit finishes it.
     Under a name only the job's own files, because another job with that name may be at work there."""
     if options.sink is None:
@@ -264,6 +266,6 @@ def abort(options: WriteOptions, folder: Path, told: Sequence[object]) -> None:
         return
     begun = read_note(Path(options.path), options.sink).begun
     kept = {file.name for file in begun.files} if begun is not None else set()
-    for message in told:
+    for message in messages:
         if isinstance(message, TaskMessage) and message.staged and message.staged.name not in kept:
             files.remove(folder / message.staged.name, durable=False)

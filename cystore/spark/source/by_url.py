@@ -26,12 +26,12 @@ class UrlPartition(InputPartition):
 
     runs: tuple[LogRun, ...]
     rows: RowFilter
-    storage: ObjectStore = field(repr=False)
+    object_store: ObjectStore = field(repr=False)
 
     def read(self, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
         """The rows."""
         ranges = (part for run in self.runs for part in run.ranges())
-        return read_sealed(ranges, replace(settings, rows=self.rows), self.storage)
+        return read_sealed(ranges, replace(settings, rows=self.rows), self.object_store)
 
 
 def url_partitions(options: ReadOptions, rows: RowFilter) -> list[InputPartition]:
@@ -40,12 +40,12 @@ def url_partitions(options: ReadOptions, rows: RowFilter) -> list[InputPartition
     least = None if options.min_partitions is None else -(-options.min_partitions // max(1, len(places)))
 
     def planned(place: tuple[ObjectStore, str]) -> list[UrlPartition]:
-        storage, url = place
-        log = SealedLog(storage, url, fail_on_data_loss=options.fail_on_data_loss)
+        object_store, url = place
+        log = SealedLog(object_store, url, fail_on_data_loss=options.fail_on_data_loss)
         wanted = queue_rules(options, log, rows)
         ranges = plan_ranges(log, wanted)
         size = piece_bytes(sum(part.size_bytes for part in ranges), least, stores=len(places))
         packs = packed(ranges, size, at_most=least is not None)
-        return [UrlPartition(runs_of(pack), wanted, storage) for pack in packs]
+        return [UrlPartition(runs_of(pack), wanted, object_store) for pack in packs]
 
     return [one for found in in_parallel(planned, places) for one in found]

@@ -68,14 +68,14 @@ def noted(snapshot: LogSnapshot, position: int, before: At | None = None) -> dic
 
 def is_same(snapshot: LogSnapshot, at: At) -> bool | None:
     """Whether a store is the one that an offset names; None if that is unknown."""
-    known, told = at.get(ID, ""), at.get(LOG)
-    if told is not None and snapshot.minimum <= told[0] < snapshot.end:
-        found = _record(snapshot, told[0])
+    known, log_record = at.get(ID, ""), at.get(LOG)
+    if log_record is not None and snapshot.minimum <= log_record[0] < snapshot.end:
+        found = _record(snapshot, log_record[0])
         if found is not None:
-            return bool(found == told)
+            return bool(found == log_record)
     if known:
         return bool(known == snapshot.store_id)
-    return False if told is not None and told[0] >= snapshot.end else None
+    return False if log_record is not None and log_record[0] >= snapshot.end else None
 
 
 def _record(snapshot: LogSnapshot, base: int) -> list[int] | None:

@@ -62,7 +62,7 @@ def log_at(path: Path | str, **more: Any) -> SealedLog:
 def rows_of(log: SealedLog, rows: RowFilter = RowFilter(), window: int = 1000, **more: Any) -> list[Any]:  # noqa: B008
     settings = ReadSettings(**{"columns": COLUMNS, "rows": rows, **more})
     found = []
-    for batch in read_sealed(plan_ranges(log, rows), settings, log.storage, window):
+    for batch in read_sealed(plan_ranges(log, rows), settings, log.object_store, window):
         batch.validate(full=True)
         found += batch.to_pylist()
     return found
@@ -186,8 +186,8 @@ def test_a_hole_entry_moves_no_queue_offset_but_at_the_border_itself(store, copy
     for number in range(min(found[1] + 3, len(content) // 20)):
         at = number * 20
         file.write_bytes(content[:at] + struct.pack(">qiq", 0, 0x7FFFFFFF, 0) + content[at + 20 :])
-        for told, border in zip(log_at(copy).queue_range("topic-1", 1), found, strict=True):
-            assert told == border or told == number == border - 1
+        for translated, border in zip(log_at(copy).queue_range("topic-1", 1), found, strict=True):
+            assert translated == border or translated == number == border - 1
 
 
 def test_without_consume_queues_rows_are_read_and_offsets_by_queue_say_what_is_missing(store, copy):
@@ -282,10 +282,10 @@ def test_damage_inside_of_a_segment(store, copy, window):
         assert (error.value.path, error.value.offset) == (f"file://{file}", bad)
         others = [row for row in wanted if row["physical_offset"] != bad]
         assert rows_of(log, window=window, on_corruption="skip") == others
-        told = rows_of(
+        translated = rows_of(
             log, window=window, on_corruption="column", columns=("physical_offset", "corrupt", "corrupt_end")
         )
-        assert [(row["physical_offset"], row["corrupt_end"]) for row in told if row["corrupt"]] == [
+        assert [(row["physical_offset"], row["corrupt_end"]) for row in translated if row["corrupt"]] == [
             (bad, following)
         ]
 
@@ -332,7 +332,7 @@ def test_no_more_than_some_windows_are_held(store, copy, monkeypatch):
 def test_a_reader_that_is_left_closes_its_file(store, copy):
     log = log_at(copy)
     batches = read_sealed(
-        plan_ranges(log, RowFilter()), ReadSettings(batch_rows=5), log.storage, window_bytes=100
+        plan_ranges(log, RowFilter()), ReadSettings(batch_rows=5), log.object_store, window_bytes=100
     )
     next(batches)
     batches.close()
@@ -382,17 +382,19 @@ def test_bad_urls_are_refused_and_keep_their_secrets(url, options, message):
     ],
 )
 def test_what_the_file_system_does_not_know_is_told(url, options, message):
-    storage, url = ObjectStore.of(url, options)
+    object_store, url = ObjectStore.of(url, options)
     with pytest.raises(StoreConfigError, match=message) as error:
-        SealedLog(storage, url)
+        SealedLog(object_store, url)
     assert "hush" not in str(error.value)
 
 
 def test_options_of_a_file_system_are_in_no_text_of_it():
-    storage, _ = ObjectStore.of("s3://bucket/store", {"access_key": "AKIAKEY", "secret_key": "hush-hush"})
-    assert "hush" not in repr(storage) and "AKIAKEY" not in repr(storage)
-    assert pickle.loads(pickle.dumps(storage)) == storage
-    with pytest.raises(cystore.StoreError) as error, storage.told("s3://bucket/store"):
+    object_store, _ = ObjectStore.of(
+        "s3://bucket/store", {"access_key": "AKIAKEY", "secret_key": "hush-hush"}
+    )
+    assert "hush" not in repr(object_store) and "AKIAKEY" not in repr(object_store)
+    assert pickle.loads(pickle.dumps(object_store)) == object_store
+    with pytest.raises(cystore.StoreError) as error, object_store.translated("s3://bucket/store"):
         raise OSError("no luck with hush-hush of AKIAKEY")
     assert "no luck with *** of ***" in str(error.value)
 
@@ -400,9 +402,9 @@ def test_options_of_a_file_system_are_in_no_text_of_it():
 def test_urls_with_wildcards_name_folders(tmp_path):
     for name in ("host-1", "host-2", "other"):
         (tmp_path / name / "store").mkdir(parents=True)
-    storage, url = ObjectStore.of(f"file://{tmp_path}/host-*/store/", {})
-    assert storage.matching(url) == [f"file://{tmp_path}/host-{number}/store" for number in (1, 2)]
-    assert storage.matching(f"file://{tmp_path}/nobody-*/store") == []
+    object_store, url = ObjectStore.of(f"file://{tmp_path}/host-*/store/", {})
+    assert object_store.matching(url) == [f"file://{tmp_path}/host-{number}/store" for number in (1, 2)]
+    assert object_store.matching(f"file://{tmp_path}/nobody-*/store") == []
 
 
 def test_through_fsspec(store, copy):

@@ -123,7 +123,9 @@ def test_a_file_of_a_terabyte(path, name):
         (path / "manifest").unlink()
     with Process() as process:
         told = process.do(
-            "from tests.support.property import crafted; crafted.use(root, given)", root=str(path), given=SETTINGS
+            "from tests.support.property import crafted; crafted.use(root, given)",
+            root=str(path),
+            given=SETTINGS,
         )
     assert len(told) > 5
     if name in ("checkpoint", "manifest", "abort", "lock"):
