@@ -11,8 +11,8 @@ from cystore._native.append.append cimport (
 from cystore._native.append.put cimport FastAppender
 from cystore._native.memory.atomics cimport add_u64, clock_coarse_ms, load_i64, robust_owner
 from cystore._native.memory.locks cimport (
-    LOCK_TAKEN, control_intact, control_lock_at, control_repair_due, control_trylock, control_unlock, control_wake_queue,
-    control_wake_sleepers, wait_for_lock
+    LOCK_TAKEN, control_intact, control_lock_at, control_repair_due, control_trylock, control_unlock,
+    control_wake_queue, control_wake_sleepers, wait_for_lock
 )
 from cystore._native.layout cimport LOCK_APPEND, control_block
 from cystore._native.memory.mapping cimport MappedFile

@@ -81,7 +81,9 @@ cdef class Appender(AppendLoop):
         self.defaults.properties = self.defaults.unique_key = NONE
         self.defaults.busy_ms = busy_timeout_ms
         self.defaults.queue_id = self.defaults.flag = self.defaults.delay_level = 0
-        self.defaults.flush = (FLUSH_SYNC if sync_by_default else 0) | (FLUSH_REPLICATED if replicated_by_default else 0)
+        self.defaults.flush = FLUSH_SYNC if sync_by_default else 0
+        if replicated_by_default:
+            self.defaults.flush |= FLUSH_REPLICATED
         self.defaults.special = False
         self.defaults.expires_at_ms = 0
         self.delay_levels = delay_levels

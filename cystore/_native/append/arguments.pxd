@@ -90,8 +90,7 @@ cdef inline void place_defaults(tuple defaults, int named, PyObject** values) no
 
 
 cdef inline object call_python(object function, PyObject** given, Py_ssize_t positional, PyObject* names):
-    """The same call of a function that takes its arguments the usual way, and raises the usual TypeError when they
-    are wrong."""
+    """The same call of a Python function, which raises Python's own TypeError for wrong arguments."""
     cdef Py_ssize_t i, count = 0 if names == NULL else PyTuple_GET_SIZE(<tuple>names)
     arguments = [<object>given[i] for i in range(positional)]
     keywords = {<object>PyTuple_GET_ITEM(<tuple>names, i): <object>given[positional + i] for i in range(count)}

@@ -241,7 +241,7 @@ cdef int dispatch_run(dispatch_state* d) noexcept nogil:
 
 
 cdef void dispatch_turn(dispatch_state* d) noexcept nogil:
-    """A turn that needs nothing but what is at hand. Where it needs more it ends: the next turn goes the usual way,
+    """A turn that uses only the mapped files. It ends where it needs another one: the next turn goes through `run`,
     which begins the record again."""
     cdef control_block* block = d.block
     dispatch_run(d)

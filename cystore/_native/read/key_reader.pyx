@@ -1,8 +1,7 @@
 """`query`: from a key to the messages that hold it, through the index files and a window on the log.
 
-A query is about ten cache misses long, which is what one call through Python costs: `KeyReader.query` answers the
-usual one by itself and leaves the rest (odd arguments, an index that is behind the log, a detached store) to whom it
-was made with.
+A query takes about ten cache misses, as long as one call through Python. So `KeyReader.query` answers ordinary queries
+by itself. All others (odd arguments, an index behind the log, a detached store) go to its `general` function.
 """
 
 cimport cython
@@ -166,8 +165,8 @@ cdef class KeyReader:
     """`query` of one attached store. Safe for threads.
 
     `shapes()` gives the index files as `find_messages` takes them, and is asked again when the store has others;
-    `new_window()` makes a window; `general` is asked for whatever is not the usual query, and by whom a fork or
-    `close` detached. `report(errors)` is called with what a query met of damage.
+    `new_window()` makes a window. `general` answers every other query, and those after a fork or `close` detached this
+    object. `report(errors)` is called when a query meets damage.
     """
 
     cdef Control control

@@ -1,8 +1,7 @@
-"""`query_many`: messages of many keys. A lookup is a row of cache misses, each of which needs the one before. So a
-group of lookups goes on side by side, one step of each in turn, and what the next step of each needs is on its way
-from memory meanwhile.
+"""`query_many`: messages of many keys. A lookup is a chain of cache misses, each of which needs the one before. So a group
+of lookups takes turns, one step each, and prefetches the memory for the next step of each lookup.
 
-Answers only the usual: few messages, all whole, and keys of ASCII. The other keys are left to the caller.
+Answers only keys of ASCII with few messages, all of them intact. The caller looks up the other keys.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING

@@ -131,8 +131,8 @@ cdef class QueueReader:
     """`get` and `read` of one attached store, for handles that follow live processes. Safe for threads.
 
     `file_of(slot, queue_offset)` gives a consume queue's mapped file, or None; `new_window()` makes a window,
-    `windows` holds spare ones. `general` and `general_read` are asked for whatever is not usual, and by whom a fork
-    or `close` detached.
+    `windows` holds spare ones. `general` and `general_read` answer all other calls, and those after a fork or `close`
+    detached this object.
     """
 
     cdef Control control
