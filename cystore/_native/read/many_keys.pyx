@@ -1,5 +1,5 @@
-"""`query_many`: messages of many keys. A lookup is a chain of cache misses, each of which needs the one before. So a group
-of lookups takes turns, one step each, and prefetches the memory for the next step of each lookup.
+"""`query_many`: messages of many keys. A lookup is a chain of cache misses, each of which needs the one before. So a
+group of lookups takes turns, one step each, and prefetches the memory for the next step of each lookup.
 
 Answers only keys of ASCII with few messages, all of them intact. The caller looks up the other keys.
 """

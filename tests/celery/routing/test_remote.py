@@ -275,7 +275,7 @@ def test_an_id_that_this_host_knows_is_asked_of_nobody(hosts, tmp_path):
     hosts.app.set_current()
     app.backend.store_result("forgotten", 1, states.SUCCESS)
     app.backend.forget("forgotten")
-    app.backend.elsewhere._not_told.clear()  # `forget` asked the log for a home as well
+    app.backend.elsewhere._not_in_log.clear()  # `forget` asked the log for a home as well
     asked: list[str] = []
     app.backend.elsewhere.reader().ask_around = lambda ids, topic: asked.extend(ids) or {}
     for task_id in (sent.id, "forgotten", "strange", "strange"):
