@@ -3,6 +3,8 @@ package cystore.interop;
 import com.alibaba.fastjson.JSON;
 import com.alibaba.fastjson.JSONObject;
 import com.alibaba.fastjson.serializer.SerializerFeature;
+import io.openmessaging.storage.dledger.entry.DLedgerEntry;
+import io.openmessaging.storage.dledger.store.DLedgerStore;
 import java.io.File;
 import java.io.IOException;
 import java.io.RandomAccessFile;
@@ -30,6 +32,7 @@ import org.apache.rocketmq.store.QueryMessageResult;
 import org.apache.rocketmq.store.SelectMappedBufferResult;
 import org.apache.rocketmq.store.config.BrokerRole;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
+import org.apache.rocketmq.store.dledger.DLedgerCommitLog;
 import org.apache.rocketmq.store.schedule.ScheduleMessageService;
 
 /** Writes down everything that RocketMQ sees in a store, one JSON object a line. */
@@ -109,14 +112,32 @@ final class Dumper {
     }
 
     private void commitLog() throws IOException {
+        DLedgerCommitLog ledger = Ledgers.of(store);
+        long end = ledger == null ? store.getMaxPhyOffset() : ledger.getDividedCommitlogOffset();
         long offset = store.getMinPhyOffset();
-        while (offset < store.getMaxPhyOffset()) {
+        while (offset < end) {
             SelectMappedBufferResult found = store.getCommitLogData(offset);
             try {
                 offset = commitLogFile(found.getByteBuffer(), offset);
             } finally {
                 found.release();
             }
+        }
+        if (ledger != null) {
+            entries(ledger.getdLedgerServer().getdLedgerStore());
+        }
+    }
+
+    /** The committed entries of a DLedger, each with the record in it. */
+    private void entries(DLedgerStore ledger) throws IOException {
+        row("ledger", "beginIndex", ledger.getLedgerBeginIndex(), "committedIndex", ledger.getCommittedIndex(),
+            "endIndex", ledger.getLedgerEndIndex(), "endTerm", ledger.getLedgerEndTerm());
+        for (long index = ledger.getLedgerBeginIndex(); index >= 0 && index <= ledger.getCommittedIndex(); index++) {
+            DLedgerEntry entry = ledger.get(index);
+            row("entry", "index", index, "term", entry.getTerm(), "pos", entry.getPos(), "size", entry.getSize(),
+                "magic", entry.getMagic(), "channel", entry.getChannel(), "chainCrc", entry.getChainCrc(), "bodyCrc",
+                entry.getBodyCrc());
+            record(entry.getPos() + DLedgerEntry.BODY_OFFSET, entry.getBody());
         }
     }
 

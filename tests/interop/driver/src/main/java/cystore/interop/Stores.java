@@ -52,7 +52,8 @@ public final class Stores {
         String field = name.replaceFirst("^maped", "mapped");
         String setter = "set" + Character.toUpperCase(field.charAt(0)) + field.substring(1);
         for (Method method : MessageStoreConfig.class.getMethods()) {
-            if (method.getName().equals(setter) && method.getParameterCount() == 1) {
+            boolean isNamed = method.getName().equals(setter) || method.getName().equals("set" + field);
+            if (isNamed && method.getParameterCount() == 1) {
                 try {
                     method.invoke(config, TypeUtils.castToJavaBean(value, method.getParameterTypes()[0]));
                 } catch (ReflectiveOperationException e) {
@@ -98,6 +99,7 @@ public final class Stores {
         }
         load(store);
         start(store);
+        Ledgers.lead(store);
         return store;
     }
 
@@ -117,7 +119,7 @@ public final class Stores {
     }
 
     public static void waitDispatched(DefaultMessageStore store) throws InterruptedException {
-        while (store.dispatchBehindBytes() > 0) {
+        while (!Ledgers.isCommitted(store) || store.dispatchBehindBytes() > 0) {
             Thread.sleep(1);
         }
     }
