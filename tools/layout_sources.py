@@ -43,7 +43,7 @@ def _properties() -> list[str]:
 def format_tables() -> str:
     """Markdown tables of the disk structs, for docs/format.md."""
     out: list[str] = []
-    for struct in layout.DISK_STRUCTS:
+    for struct in (*layout.DISK_STRUCTS, *layout.FOREIGN_STRUCTS):
         if struct.name == "queue_entry_disk":
             out += [*_record_parts(), "", *_properties(), ""]
         out += [f"**{struct.doc}**", "", "| at | bytes | field | meaning |", "|---|---|---|---|"]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from cystore.config import StoreConfig
-from cystore.engine.inspect.recognize import is_store
+from cystore.engine.inspect.recognize import check_has_no_ledger, is_store
 from cystore.errors import StoreFormatError
 from cystore.system import files, ownership
 
@@ -21,6 +21,7 @@ def check_directory(root: Path, config: StoreConfig) -> None:
     if root.is_dir():
         with files.translated(root):
             names = files.names(root)
+        check_has_no_ledger(root, names)
         if names - {"lost+found"} and not is_store(root):
             raise StoreFormatError(
                 f"the directory is not empty and is not a store (it contains {', '.join(sorted(names)[:3])})",

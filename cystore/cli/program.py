@@ -20,11 +20,12 @@ from cystore.cli.change.rebuild import COMMAND as REBUILD
 from cystore.cli.change.recover import COMMAND as RECOVER
 from cystore.cli.change.replicate import COMMAND as REPLICATE
 from cystore.cli.change.reset_offset import COMMAND as RESET_OFFSET
-from cystore.cli.change.snapshot import COMMAND as SNAPSHOT
 from cystore.cli.change.topics import CLEAN as TOPICS_CLEAN
 from cystore.cli.change.topics import COMMAND as TOPICS
 from cystore.cli.change.topics import DELETE as TOPICS_DELETE
 from cystore.cli.change.transactions import COMMAND as TRANSACTIONS
+from cystore.cli.copies.import_ledger import COMMAND as IMPORT
+from cystore.cli.copies.snapshot import COMMAND as SNAPSHOT
 from cystore.cli.ha.group import COMMAND as HA
 from cystore.cli.look.clock import COMMAND as CLOCK
 from cystore.cli.look.dispatchers import COMMAND as DISPATCHERS
@@ -52,7 +53,7 @@ from cystore.operate.output import one_line, write_note
 COMMANDS: tuple[Command | Group, ...] = (
     INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, READ, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE,
     CONFIG, CLEAN, CLOCK,
-    HANDOVER, SNAPSHOT, TRANSACTIONS, GROUPS, LAG, RESET_OFFSET, DISPATCHERS, REPLICATE, HA, METRICS,
+    HANDOVER, SNAPSHOT, IMPORT, TRANSACTIONS, GROUPS, LAG, RESET_OFFSET, DISPATCHERS, REPLICATE, HA, METRICS,
 )  # fmt: skip
 ALIKE = 3  # reports that differ in numbers and names only
 

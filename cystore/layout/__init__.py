@@ -39,6 +39,7 @@ from cystore.layout.disk import (
     field_of,
     record_store_timestamp,
 )
+from cystore.layout.ledger import FOREIGN_CONSTANTS, FOREIGN_STRUCTS
 from cystore.layout.queue_slot import QUEUE_SLOT_BYTES, QUEUE_SLOT_FIELDS
 from cystore.layout.record import (
     HOST_V4_BYTES,
@@ -81,6 +82,8 @@ __all__ = [
     "DUTIES_MAX",
     "DUTY_WORDS",
     "FLAGS",
+    "FOREIGN_CONSTANTS",
+    "FOREIGN_STRUCTS",
     "HALF_TOPIC",
     "HOST_V4_BYTES",
     "HOST_V6_BYTES",

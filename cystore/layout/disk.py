@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from cystore.layout import index, queue, record, store_files, sys_flags
+from cystore.layout import index, ledger, queue, record, store_files, sys_flags
 
 DISK_STRUCTS = (
     record.RECORD,
@@ -18,12 +18,13 @@ DISK_STRUCTS = (
     store_files.QUEUE_TABLE_HEADER,
     store_files.QUEUE_TABLE_ROW,
 )
+_ALL = (*DISK_STRUCTS, *ledger.FOREIGN_STRUCTS)
 _CODES = {(1, False): "b", (2, False): "h", (4, False): "i", (8, False): "q", (4, True): "I", (8, True): "Q"}
 
 
 def codec(name: str) -> struct.Struct:
     """Packs and unpacks all fields of a disk struct whose fields follow each other without gaps."""
-    fields = next(disk.fields for disk in DISK_STRUCTS if disk.name == name)
+    fields = next(disk.fields for disk in _ALL if disk.name == name)
     return struct.Struct(">" + "".join(_CODES[field.width, field.unsigned] for field in fields))
 
 
@@ -41,7 +42,7 @@ class Place(NamedTuple):
 
 def field_of(struct_name: str, name: str) -> Place:
     """The place of one field of a disk struct."""
-    (field,) = (f for disk in DISK_STRUCTS if disk.name == struct_name for f in disk.fields if f.name == name)
+    (field,) = (f for disk in _ALL if disk.name == struct_name for f in disk.fields if f.name == name)
     return Place(field.at, struct.Struct(">" + _CODES[field.width, field.unsigned]))
 
 

@@ -183,7 +183,7 @@ class _Copy:
             )
         self._copy_small(small, begin, at)
         files.remove(log / INCOMPLETE)
-        return self._verify(config, begin, at.watermark)
+        return proven(self._draft, self._store.path, config, begin, at.watermark, self._report)
 
     def _minimum(self) -> int:
         return int(self._store.stats()["min_physical_offset"])
@@ -275,44 +275,50 @@ class _Copy:
             if not isinstance(error.__cause__, FileNotFoundError):  # the time was over
                 raise
 
-    def _verify(self, config: StoreConfig, begin: int, end: int) -> Taken:
-        """Opens the copy, which makes queues and index, and once more as a reader."""
-        alone = dataclasses.replace(
-            config,
-            create=False,
-            exclusive=True,
-            read_only=False,
-            services=(),
-            allocate_ahead_bytes=4096,
-            populate_ahead_bytes=0,
+
+def proven(
+    draft: Path, source: Path, config: StoreConfig, begin: int, end: int, report: Report | None
+) -> Taken:
+    """Opens a copy of `source` whose log is complete, which makes queues and index, closes it, and opens it once more
+    as a reader. Raises StoreError unless its log goes from `begin` to `end`."""
+    alone = dataclasses.replace(
+        config,
+        create=False,
+        exclusive=True,
+        read_only=False,
+        services=(),
+        allocate_ahead_bytes=4096,
+        populate_ahead_bytes=0,
+    )
+    with cystore.open(draft, config=alone, progress=report) as store:
+        recovered = store.recovery
+        store.dispatch()  # because a close does not report why it leaves something undone
+        store.flush()
+        _check(store, source, begin, end)
+    _check_closed(draft)
+    with cystore.open(draft, config=replace(alone, exclusive=False, read_only=True)) as store:
+        _check(store, source, begin, end)
+        queues = sum(map(len, store.topics().values()))
+    return Taken("", begin, end, recovered.records, queues, tuple(recovered.new_holes))
+
+
+def _check_closed(draft: Path) -> None:
+    """A close that cannot finish leaves `abort` and its work to the next open: a copy must not need one."""
+    if (draft / ABORT_NAME).exists():
+        raise StoreIOError(
+            "the copy could not be closed: its queues or its index may not be on the disk. The log of this "
+            "command has the reason, often "
+            "a full disk",
+            path=draft,
         )
-        with cystore.open(self._draft, config=alone, progress=self._report) as store:
-            recovered = store.recovery
-            store.dispatch()  # because a close does not report why it leaves something undone
-            store.flush()
-            self._check(store, begin, end)
-        self._check_closed()
-        with cystore.open(self._draft, config=replace(alone, exclusive=False, read_only=True)) as store:
-            self._check(store, begin, end)
-            queues = sum(map(len, store.topics().values()))
-        return Taken("", begin, end, recovered.records, queues, tuple(recovered.new_holes))
 
-    def _check_closed(self) -> None:
-        """A close that cannot finish leaves `abort` and its work to the next open: a copy must not need one."""
-        if (self._draft / ABORT_NAME).exists():
-            raise StoreIOError(
-                "the copy could not be closed: its queues or its index may not be on the disk. The log of this "
-                "command has the reason, often "
-                "a full disk",
-                path=self._draft,
-            )
 
-    def _check(self, store: MessageStore, begin: int, end: int) -> None:
-        found = store.stats()
-        if (found["min_physical_offset"], found["wrote"]) != (begin, end):
-            raise CorruptRecordError(
-                f"the copy has the log from {found['min_physical_offset']} to {found['wrote']}, but should have it "
-                f"from {begin} to {end}: "
-                "run `cystore verify` on the store; if it finds no damage, check the disk of the copy",
-                path=self._store.path,
-            )
+def _check(store: MessageStore, source: Path, begin: int, end: int) -> None:
+    found = store.stats()
+    if (found["min_physical_offset"], found["wrote"]) != (begin, end):
+        raise CorruptRecordError(
+            f"the copy has the log from {found['min_physical_offset']} to {found['wrote']}, but should have it "
+            f"from {begin} to {end}: "
+            "run `cystore verify` on the store; if it finds no damage, check the disk of the copy",
+            path=source,
+        )

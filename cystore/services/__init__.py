@@ -1,4 +1,4 @@
 """Services: work beside appends and reads. Each is a small class with ``run_once``; a thread or a task calls it.
 
-May import `cystore.verify` and what is below it: docs/architecture.md.
+May import `cystore.dledger` and what is below it: docs/architecture.md.
 """

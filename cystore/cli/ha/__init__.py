@@ -1,4 +1,4 @@
 """`cystore ha`: commands about replication, one module each.
 
-May import `cystore.cli.change` and what is below it: docs/architecture.md.
+May import `cystore.cli.copies` and what is below it: docs/architecture.md.
 """

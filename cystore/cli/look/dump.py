@@ -7,6 +7,9 @@ import sys
 from itertools import islice
 
 import cystore
+from cystore.dledger.entries import Bad
+from cystore.dledger.messages import messages
+from cystore.dledger.source import Source
 from cystore.operate.command import (
     FOUND_WRONG,
     OK,
@@ -17,9 +20,11 @@ from cystore.operate.command import (
     reading_config,
     whole_number,
 )
+from cystore.operate.ledger_view import ledger
 from cystore.operate.output import write_message, write_note
 from cystore.operate.progress import progress
 from cystore.operate.queue_messages import (
+    DAMAGE_LINES,
     DamageCount,
     queue_messages,
     report_stepped_over,
@@ -42,6 +47,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.queue is not None and args.topic is None:
         args.usage_error("--queue needs --topic")
+    with ledger(args.path, reading_config(args)) as source:
+        if source is not None:
+            return _dump_ledger(args, source)
     damage = DamageCount()
     with progress() as report, cystore.open(args.path, config=reading_config(args), progress=report) as store:
         queues = whole_queues(store, args.topic, [] if args.queue is None else [args.queue])
@@ -50,20 +58,37 @@ def _run(args: argparse.Namespace) -> int:
             return FOUND_WRONG
         total = sum(max(0, queue.end - max(args.begin, queue.begin)) + len(queue.behind) for queue in queues)
         total = total if args.count is None else min(total, args.count)
-        messages = (
+        found = (
             message
             for queue in queues
             for message in queue_messages(store, queue, args.begin, damage)
             if args.filter is None or args.filter(message)
         )
         beside = report if report is not None and not sys.stdout.isatty() else None
-        for number, message in enumerate(islice(messages, args.count)):
+        for number, message in enumerate(islice(found, args.count)):
             write_message(message, as_json=args.json)
             if beside is not None and number % REPORT_EVERY == 0:
                 beside("messages", number, total)
         report_stepped_over(store)
     damage.summary()
     return FOUND_WRONG if damage.count else OK
+
+
+def _dump_ledger(args: argparse.Namespace, source: Source) -> int:
+    damage: list[Bad] = []
+
+    def chosen(queue: tuple[str, int]) -> bool:
+        return args.topic in (None, queue[0]) and args.queue in (None, queue[1])
+
+    found = messages(source, chosen, args.begin, damage.append)
+    matching = (message for message in found if args.filter is None or args.filter(message))
+    for message in islice(matching, args.count):
+        write_message(message, as_json=args.json)
+    for bad in damage[:DAMAGE_LINES]:
+        write_note(f"bytes {bad.begin}..{bad.end} of the log are damaged, and left out: {bad.reason}")
+    if len(damage) > DAMAGE_LINES:
+        write_note(f"{len(damage)} ranges of the log are damaged; `cystore verify` lists all damage")
+    return FOUND_WRONG if damage else OK
 
 
 COMMAND = Command(
@@ -76,7 +101,7 @@ COMMAND = Command(
         "cannot be\n"
         "read are reported on standard error and stepped over; the exit code is then 1. Damage that recovery "
         "has handled\n"
-        "is reported there too."
+        "is reported there too. PATH may be the directory of a DLedger broker: its committed messages."
     ),
     examples=(
         "cystore dump /var/lib/app/store --json > messages.jsonl",

@@ -29,6 +29,35 @@ NAMES = frozenset(
     }
 )  # fmt: skip
 
+LEDGER_PREFIX, LEDGER_DATA = (
+    "dledger-",
+    "data",
+)  # DLedger's folder in a broker's directory, and its entries in that
+
+
+def ledger_names(root: Path, names: set[str] | None = None) -> list[str]:
+    """The folders of DLedgers in a directory, by their names: `names`, if the directory was listed already."""
+    found = files.names(root) if names is None else names
+    with files.translated(root):
+        return sorted(
+            name
+            for name in found
+            if name.startswith(LEDGER_PREFIX)
+            and not (root / name).is_symlink()
+            and (root / name / LEDGER_DATA).is_dir()
+        )
+
+
+def check_has_no_ledger(root: Path, names: set[str] | None = None) -> None:
+    """Raises StoreFormatError for the directory of a DLedger broker. Its queues and index speak of a log that no store
+    has: an open would remove them."""
+    found = ledger_names(root, names)
+    if found:
+        raise StoreFormatError(
+            f"the log of this broker is a DLedger ({found[0]}), not a commit log: `cystore import` makes a store of it",
+            path=root,
+        )
+
 
 def is_store(root: Path) -> bool:
     """Whether a directory is a store: it has a checkpoint of the right length, a manifest of ours, or a file of a
@@ -48,6 +77,7 @@ def check_is_store(root: Path) -> None:
             raise StoreFormatError(
                 "not a directory" if root.exists() else "there is no store here", path=root
             )
+    check_has_no_ledger(root)
     if not is_store(root):
         raise StoreFormatError("the directory is not a store", path=root)
 

@@ -40,8 +40,8 @@ class LogReader:
     multiple of the length.
     """
 
-    def __init__(self, root: Path, configured_bytes: int) -> None:
-        self.directory = root / DIRECTORY
+    def __init__(self, root: Path, configured_bytes: int, folder: str = DIRECTORY) -> None:
+        self.directory = root / folder
         self.lengths = self._list()
         self.bases = sorted(self.lengths)
         self.file_bytes = self._file_bytes(configured_bytes)
