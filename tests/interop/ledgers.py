@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.ha.pair import free_port
 from tests.interop.rocketmq import ANSWER_TIMEOUT_S, RocketMQ, build
 from tests.interop.specs import SMALL, TOPICS, Writer
-from tests.oracle.ledger import INDEX_BYTES, cut_index_files
+from tests.oracle.ledger import INDEX_BYTES, cut_index_files, grow_index_files
 
 LEVELS = "1s 2s 1h"
 CHECKPOINT_MS = 3000  # DLedger writes its checkpoint so often, and at a shutdown
@@ -85,13 +85,16 @@ def killed(rocketmq: RocketMQ, writer: Writer, path: Path) -> dict:
 
 
 def write(rocketmq: RocketMQ, name: str, seed: int, path: Path) -> None:
-    """One of them, laid out like a golden store: spec, store, and what RocketMQ reads back from a copy."""
+    """One of them, laid out like a golden store: spec, store with cut index files, and what RocketMQ reads back from a
+    copy."""
     path.mkdir(parents=True)
     make = {"switched": switched, "killed": killed}[name]
     spec = make(rocketmq, Writer(random.Random(f"{seed} {name}")), path)
     (path / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
     copy = path / "copy"
+    cut_index_files(path / "store")  # holes would be written out
     shutil.copytree(path / "store", copy)
+    grow_index_files(copy)
     rocketmq.dump(copy, {**spec["config"], **settings()}, path / "dump.jsonl")
     shutil.rmtree(copy)
 
@@ -101,7 +104,6 @@ def main(folder: Path) -> None:
     for name in NAMES:
         path = folder / name
         write(rocketmq, name, 1, path)
-        cut_index_files(path / "store")
         with tarfile.open(folder / f"{name}.tar.xz", "w:xz") as archive:
             archive.add(path, name)
         print(
