@@ -58,6 +58,12 @@ def content(path: Path, *, whole: bool = True) -> dict:
         }
 
 
+def everything_in(path: Path) -> int:
+    """The number of records in the log."""
+    with cystore.open(path, read_only=True) as store:
+        return len(list(store.scan()))
+
+
 def nothing_left(target: Path) -> None:
     assert list(target.parent.iterdir()) == []
 
@@ -160,6 +166,19 @@ def test_damage_at_the_end_of_what_is_committed(switched, target):
     done = run(switched, target, skip_damaged=True)
     assert done.last_index == last - 1
     assert done.skipped[0][0] == bad.pos
+
+
+def test_a_data_file_that_is_missing(switched, target):
+    """Many messages of one queue in a row."""
+    folder = ledger.ledger_of(switched.store) / "data"
+    gone = sorted(folder.iterdir())[1]
+    gone.unlink()
+    done = run(switched, target, skip_damaged=True)
+    ((begin, end),) = done.skipped
+    assert (begin, end) == (int(gone.name), int(gone.name) + 16384)
+    kept = [row for row in switched.rows_of("msg") if not begin <= row["physicalOffset"] < end]
+    found = {(*queue, offset) for queue, all_ in content(target, whole=False).items() for offset, *_ in all_}
+    assert found == {(row["topic"], row["queueId"], row["queueOffset"]) for row in kept}
 
 
 def test_a_log_whose_first_files_were_removed(switched, target):
@@ -270,6 +289,17 @@ def test_a_killed_import_is_begun_anew(switched, target, place, at):
     run(switched, target)
     assert [path.name for path in target.parent.iterdir()] == ["store"]
     assert sum(map(len, content(target).values())) == len(switched.rows_of("msg"))
+
+
+def test_nothing_of_a_killed_import_comes_into_the_next(switched, killed, target):
+    words = [sys.executable, "-c", KILLED, switched.store, target, "move", 1, SMALL]
+    done = subprocess.run([*map(str, words)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert run(killed, target).records == len(killed.rows_of("record"))
+    assert everything_in(target) == len(killed.rows_of("record"))
+    committed = {row["physicalOffset"] for row in killed.rows_of("record")}
+    rows = [row for row in killed.rows_of("msg") if row["physicalOffset"] in committed]
+    assert set(content(target)) == {(row["topic"], row["queueId"]) for row in rows}
 
 
 def test_a_kill_behind_the_rename_leaves_the_whole_store(switched, target):

@@ -230,6 +230,13 @@ def spoiled(pristine, path: Path, data) -> Path:
     return path / "store"
 
 
+@pytest.mark.parametrize(("size", "room"), [((4 << 20) + 1, 1 << 30), (993, 1000), (48, 1000), (-1, 1000)])
+def test_a_size_is_bounded_before_it_is_used(size, room):
+    head = ledger.HEAD.pack(1, size, 0, 0, 0, 0, 0, 0, size - HEAD_BYTES)
+    with pytest.raises(InvalidEntry, match=f"size is {size}"):
+        size_of(head, 0, room)
+
+
 @hypothesis.settings(max_examples=15)
 @given(st.data())
 def test_random_faults_raise_typed_errors(pristine, tmp_path_factory, data):
