@@ -44,6 +44,11 @@ class Source:
         """The first physical offset: above 0 if the broker's cleaner removed files."""
         return self.reader.begin if self.old is None else self.old.begin
 
+    @property
+    def data_bytes(self) -> int:
+        """Length of all files together."""
+        return sum(sum(reader.lengths.values()) for reader in (self.reader, self.old) if reader is not None)
+
     def close(self) -> None:
         for reader in (self.reader, self.old):
             if reader is not None:

@@ -211,6 +211,12 @@ class _Import:
                 path=self._place.folder if bad.begin >= self._source.begin else self._place.root / DIRECTORY,
                 offset=bad.begin,
             )
+        if bad.end - bad.begin > self._source.data_bytes:
+            raise StoreFormatError(
+                f"{bad.end - bad.begin} bytes are missing before a file, more than all others have: move it away if it "
+                "is not the broker's",
+                path=self._source.reader.path(self._source.reader.base_of(bad.end)),
+            )
         self._skipped.append((bad.begin, bad.end))
         self._log.add_damaged(bad.end - bad.begin)
 

@@ -181,6 +181,21 @@ def test_a_data_file_that_is_missing(switched, target):
     assert found == {(row["topic"], row["queueId"], row["queueOffset"]) for row in kept}
 
 
+def test_a_file_far_behind_the_others(switched, target):
+    """A gap of so many bytes would fill any disk."""
+    folder = ledger.ledger_of(switched.store) / "data"
+    base = 16384 << 40
+    last = ledger.entries(ledger.ledger_of(switched.store))[-1]
+    raw = bytearray(
+        ledger.HEAD.pack(1, last.size, last.index + 1, 0, base, 0, 0, 0, len(last.body)) + last.body
+    )
+    raw[48 + 28 : 48 + 36] = (base + 48).to_bytes(8, "big")
+    (folder / f"{base:020}").write_bytes(bytes(raw).ljust(16384, b"\0"))
+    with pytest.raises(StoreFormatError, match="move it away"):
+        run(switched, target, skip_damaged=True)
+    nothing_left(target)
+
+
 def test_a_log_whose_first_files_were_removed(switched, target):
     """Queues begin above 0, at the same offsets as RocketMQ's."""
     shutil.rmtree(switched.store / "commitlog")
