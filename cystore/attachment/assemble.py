@@ -12,7 +12,7 @@ from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
 from cystore.attachment.attachment import Attachment as Attachment
 from cystore.config import INT_MAX, StoreConfig
-from cystore.derived.dispatch.backlog import BacklogKeeper, room_limit
+from cystore.derived.dispatch.backlog import BacklogKeeper
 from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.dispatch.flush import DerivedFlusher
 from cystore.derived.dispatch.follow import Follower
@@ -96,8 +96,6 @@ def compose(
     remover = QueueRemover(control, queues, dispatcher, manifest)
     backlog = BacklogKeeper(control, dispatcher)
     keeps_backlog = mode is Mode.WRITE and bool(config.services)
-    if keeps_backlog:
-        allocator.limit_ahead(partial(room_limit, control))
     appender = None
     if mode is Mode.WRITE:
         show_role(manifest, control)

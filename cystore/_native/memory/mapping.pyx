@@ -40,7 +40,7 @@ cdef extern from "<sys/mman.h>" nogil:
     int msync(void* address, size_t length, int flags)
     void* MAP_FAILED
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MS_SYNC
-    int MADV_RANDOM, MADV_DONTNEED, MADV_WILLNEED
+    int MADV_NORMAL, MADV_RANDOM, MADV_DONTNEED, MADV_WILLNEED
     int munlock(const void* address, size_t length)
     int mincore(void* address, size_t length, unsigned char* pages)
 
@@ -215,10 +215,18 @@ cdef class MappedFile:
         return (found.stx_ino == self.inode and found.stx_dev_major == self.device_major
                 and found.stx_dev_minor == self.device_minor)
 
-    def expect_scattered(self):
-        """Tells the kernel that accesses are scattered, so that a page fault reads one page. Otherwise each fault reads
-        up to megabytes ahead, and fills the page cache even where the file has no blocks yet."""
-        if madvise(self.address, self.length, MADV_RANDOM):
+    def expect_scattered(self, Py_ssize_t begin=0):
+        """Tells the kernel that accesses from `begin` on are scattered, so that a page fault reads one page. Otherwise
+        each fault reads up to megabytes ahead, and fills the page cache even where the file has no blocks yet. Raises
+        OSError."""
+        self._check(begin, self.length)
+        begin -= begin % PAGE
+        if begin < self.length and madvise(self.address + begin, self.length - begin, MADV_RANDOM):
+            raise OSError(errno, os.strerror(errno), self.path)
+
+    def expect_in_order(self):
+        """Ends `expect_scattered`. Raises OSError."""
+        if madvise(self.address, self.length, MADV_NORMAL):
             raise OSError(errno, os.strerror(errno), self.path)
 
     def populate(self, Py_ssize_t begin, Py_ssize_t end):

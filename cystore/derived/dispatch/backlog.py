@@ -1,9 +1,8 @@
 """Keeps the undispatched part of the log small, because cleaning, readers and read-only handles pay for it.
 
-A service thread dispatches (`run_once`). A writer that is faster is slowed down when it asks for room in the log: no
-room is made ahead of the bound, so the writer comes back for each small piece, and each time it helps to dispatch first
-(`relieve`). A put that needs no room pays nothing. Appending never depends on dispatch: if dispatch stands still, the
-writer gets its room after a short wait.
+A service thread dispatches (`run_once`). A writer that is faster is slowed down when it asks for the next pages of the
+log: each time it dispatches a little more than it got last time (`relieve`). So a put waits for little at a time.
+Appending never depends on dispatch: if dispatch stands still, the writer goes on after a short wait.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ MAX_BYTES = 16 * 1024 * 1024  # a quarter of the bound: writers continue while t
 MAX_AGE_S = 0.4
 TURN_BYTES = 4 * 1024 * 1024
 BOUND_BYTES = 64 * 1024 * 1024
-HELP_BYTES = BOUND_BYTES // 2  # a writer that needs room helps from here on
-HELP_WAIT_MS = 20  # for another dispatcher
+HELP_BYTES = BOUND_BYTES // 2  # a writer helps from here on
+HELP_TURN_BYTES = 512 * 1024  # dispatched by a put, some 1 ms: twice what it got
+HELP_WAIT_MS = 2  # for another dispatcher
 
 
 class BacklogKeeper:
@@ -48,22 +48,23 @@ class BacklogKeeper:
         late = behind > 0 and now - self._since_s >= MAX_AGE_S and control.dispatched < self._mark
         if control.read_only or not (behind >= MAX_BYTES or late):
             return Progress(0)
-        done = self._dispatch(wait_ms=0)
+        done = self._dispatch(TURN_BYTES, wait_ms=0)
         if done is None:
             self._since_s = now
             return Progress(0)
         return Progress(done, more=done > 0 and control.dispatched < self._mark)
 
-    def relieve(self) -> None:
-        """A writer that needs room calls this first: it dispatches a piece where much waits."""
+    def relieve(self, wanted: int = 0) -> None:
+        """A writer that wants the next pages, for so many bytes at least, calls this first: it dispatches a piece where
+        much waits."""
         if self._control.wrote - self._control.dispatched >= HELP_BYTES:
-            self._dispatch(wait_ms=HELP_WAIT_MS)
+            self._dispatch(max(HELP_TURN_BYTES, 2 * wanted), wait_ms=HELP_WAIT_MS)
 
-    def _dispatch(self, wait_ms: int) -> int | None:
+    def _dispatch(self, turn_bytes: int, wait_ms: int) -> int | None:
         """Dispatches for one turn; returns the number of bytes. None if dispatch fails, which is logged. A put, or the
         thread that makes room for puts, waits for it."""
         try:
-            done = self._dispatcher.run_once(TURN_BYTES, timeout_ms=wait_ms, one_turn=True).done
+            done = self._dispatcher.run_once(turn_bytes, timeout_ms=wait_ms, one_turn=True).done
         except StoreClosedError:
             raise
         except StoreError as error:
@@ -72,8 +73,3 @@ class BacklogKeeper:
         if done:
             self._trouble.over()
         return done
-
-
-def room_limit(control: Control) -> int:
-    """The log position up to which room may be made ahead of the appends."""
-    return control.dispatched + BOUND_BYTES

@@ -1,8 +1,11 @@
-"""Keeps the segment that is written to in memory, as the setting active_segment_memory says (MappedFile.mlock)."""
+"""How this process has the segment that is written to in memory: page faults there bring in one page each, and the
+setting active_segment_memory may keep it there (MappedFile.mlock)."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from weakref import ref
 
 from cystore._native.memory.mapping import MappedFile
 
@@ -10,18 +13,37 @@ log = logging.getLogger("cystore")
 
 
 class ActiveSegment:
-    """The segment of one process that is locked, or asked for. Its mapping and its lock end together."""
+    """The segment of one process that appends go to. Only a setting keeps it mapped: its mapping and its lock end
+    together."""
 
     def __init__(self, how: str) -> None:
         self._how = how
         self._held: MappedFile | None = None
+        self._last: ref[MappedFile] | None = None
 
-    def is_now(self, segment: MappedFile, allocated: int) -> None:
-        """Appends go to this segment, whose space is there up to log position `allocated`. The lock of the one before
-        ends. A lock that the system refuses is told once: the store works without.
+    def is_now(self, segment: MappedFile, begin: int, allocated: int) -> None:
+        """Appends go to this segment, from log position `begin` on. Its space is there up to `allocated`. The lock of
+        the one before ends. A lock that the system refuses is told once: the store works without.
         """
-        if self._how == "default" or segment is self._held or segment.in_memory:
+        before = None if self._last is None else self._last()
+        if before is segment or segment.in_memory:
             return
+        self._last = ref(segment)
+        self._fault_single_pages(before, segment, begin)
+        if self._how != "default":
+            self._keep(segment, allocated)
+
+    @staticmethod
+    def _fault_single_pages(before: MappedFile | None, segment: MappedFile, begin: int) -> None:
+        """At a missing page of a file that is read in order, the kernel makes up to 8 MiB of pages at once
+        (read_ahead_kb): 20 ms of a put's processor time where memory is scarce. What was appended before may be read
+        in order."""
+        with contextlib.suppress(OSError):  # a process that has no more mappings works without
+            if before is not None:
+                before.expect_in_order()
+            segment.expect_scattered(max(begin - segment.base, 0))
+
+    def _keep(self, segment: MappedFile, allocated: int) -> None:
         before, self._held = self._held, segment
         try:
             if before is not None and before.locked:
@@ -41,4 +63,4 @@ class ActiveSegment:
 
     def forget(self) -> None:
         """Lets the mapping go, and its lock with it."""
-        self._held = None
+        self._held = self._last = None

@@ -23,12 +23,12 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import refuse_writes
 from cystore.errors import StoreFullError, SyncFailedError
 from cystore.system import files
+from cystore.system.ranges.pages_ahead import PagesAhead
 from cystore.system.threads.reentry import undisturbed
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 CONTROL_NAME = "control"
 HEADROOM_NAME = "headroom"
-LIMITED_STEP_BYTES = 1024 * 1024
 FIRST_PAGES_BYTES = 64 * 1024  # faulted in by a put; the next put that reaches their end doubles that
 MOST_BYTES = 1 << 62
 MOST_PAGES_BYTES = 128 * 1024  # some 0.1 ms; where memory is scarce, 1 MiB took a put 20 ms of processor time
@@ -38,6 +38,9 @@ FILES_AHEAD_BYTES = 64 * 1024 * 1024
 MOST_FILES_AHEAD = 4  # of a store with small files
 FILES_AHEAD_LEFT = 2  # after a clean close: RocketMQ's load looks for the log's end in the last three files
 LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
+# Where so much is appended in so little time, the appends find the pages of the next step in memory.
+FAST_BYTES, FAST_S = 4 * 1024 * 1024, 2.0
+READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go, some 0.4 ms
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
 
@@ -77,12 +80,7 @@ class Allocator:
         self._at_hand = 0  # the last result of `fault_in`
         self._pages_bytes = FIRST_PAGES_BYTES
         self._has_headroom = False
-        self._limit: Callable[[], int] | None = None
-
-    def limit_ahead(self, limit: Callable[[], int]) -> None:
-        """From now on no room is made ahead of the appends beyond the log position `limit()`; an append that needs
-        room behind it gets a small piece at a time."""
-        self._limit = limit
+        self._step_wrote, self._step_s = 0, 0.0  # the wrote position and the time of this process's last step ahead
 
     def keep_headroom(self) -> None:
         """Reserves space for the next recovery: on a full disk it needs some, first of all for the control block. The
@@ -130,19 +128,18 @@ class Allocator:
         self.keep_headroom()
         try:
             # No file is made that this append does not need: the name of each has to become durable first.
-            step = min(self._target(self._control.wrote + LIMITED_STEP_BYTES), self._end_of_files(needed))
+            step = min(self._target(), self._end_of_files(needed))
             self._allocate_up_to(max(needed, step))
         except StoreFullError:
             self._allocate_up_to(
                 needed
             )  # the disk has no room for a whole step: allocate only what this append needs
 
-    def _target(self, least: int = 0) -> int:
-        """The end of the next step, at most one whole successor ahead; a limit makes it no less than `least`."""
+    def _target(self, files_ahead: int = 1) -> int:
+        """The end of the next step, at most so many whole files ahead."""
         wrote, file_bytes = self._control.wrote, self._commit_log.file_bytes
-        successor_end = self._commit_log.files.base_of(wrote) + 2 * file_bytes
-        end = min(wrote + self._ahead_bytes, successor_end)
-        return end if self._limit is None else min(end, max(self._limit(), least))
+        most = self._commit_log.files.base_of(wrote) + (1 + files_ahead) * file_bytes
+        return min(wrote + self._ahead_bytes, most)
 
     def _end_of_files(self, least: int = 0) -> int:
         """The end of the newest file of the log, or of the one that the byte in front of `least` will be in."""
@@ -167,7 +164,7 @@ class Allocator:
             base = log.base_of(at)
             upto = min(base + log.file_bytes, max(end, at + PAGE_BYTES))
             upto = min(base + log.file_bytes, -(-upto // PAGE_BYTES) * PAGE_BYTES)
-            if at == base and not (self._control.ready_base >= base and log.path(base).exists()):
+            if not self._has_file(at):
                 log.forget(base)  # another process may have removed the file that was made ahead
                 log.create(base, upto - base)
                 self._control.count_file_made()
@@ -177,9 +174,19 @@ class Allocator:
             # this one.
             log.allocate(base, at - base, upto - base)
             at = upto
-            failpoint("allocate.reserved")
-            self._control.allocated = at
-            failpoint("allocate.published")
+            self._publish(at)
+
+    def _has_file(self, at: int) -> bool:
+        """Whether room at a log position needs no new file."""
+        log = self._commit_log.files
+        base = log.base_of(at)
+        return at != base or (self._control.ready_base >= base and log.path(base).exists())
+
+    def _publish(self, at: int) -> None:
+        """Under the housekeeping lock: from now on appends may go to the room below `at`."""
+        failpoint("allocate.reserved")
+        self._control.allocated = at
+        failpoint("allocate.published")
 
     def make_successors(self) -> None:
         """Makes the files that appends come to next, although no room may be made in them yet: a put that came to the
@@ -262,16 +269,49 @@ class Allocator:
 
     def _go_ahead(self) -> bool:
         """Reserves the next step where half of the last is used, in files that are there. False when another one has
-        the lock."""
-        control = self._control
-        end = min(self._target(), self._end_of_files())
-        if control.allocated - control.wrote >= self._ahead_bytes // 2 or control.allocated >= end:
+        the lock, or did it."""
+        control, wrote, now_s = self._control, self._control.wrote, monotonic_s()
+        in_memory = wrote - self._step_wrote >= FAST_BYTES and now_s - self._step_s < FAST_S
+        end = min(self._target(MOST_FILES_AHEAD if in_memory else 1), self._end_of_files())
+        if control.allocated - wrote >= self._ahead_bytes // 2 or control.allocated >= end:
             return True
-        with control.held_if_free("housekeeping") as turn:
-            if not turn.held:
-                return False
-            self.keep_headroom()
-            self._allocate_up_to(max(min(self._target(), self._end_of_files()), control.allocated))
+        self._step_wrote, self._step_s = wrote, now_s
+        while (at := control.allocated) < end:
+            if self._has_headroom and self._has_file(at):
+                if not self._go_to_end_of_file(at, end, in_memory):
+                    return False
+                continue
+            with control.held_if_free("housekeeping") as turn:
+                if not turn.held:
+                    return False
+                self.keep_headroom()
+                self._allocate_up_to(min(max(end, control.allocated), at + PAGE_BYTES))
+        return True
+
+    def _go_to_end_of_file(self, begin: int, end: int, in_memory: bool) -> bool:
+        """Makes room from `begin` on, in one file. The lock is only held while the room is published: a put may wait
+        for it, and this thread for the disk and for the interpreter. False when another one made room meanwhile.
+
+        `in_memory`: the pages are brought into memory before an append may come to them. Nobody else touches them, so
+        no put waits for a page that is half done. Reading in order makes large pages, which also cost the puts half as
+        much to map.
+        """
+        control, log = self._control, self._commit_log.files
+        at, base = begin, log.base_of(begin)
+        end = min(-(-end // PAGE_BYTES) * PAGE_BYTES, base + log.file_bytes)
+        with writes_end_when_it_fails(control, log.directory):
+            log.allocate(base, at - base, end - base)
+        with PagesAhead(log.path(base)) as pages:
+            while at < end:
+                upto = end
+                if in_memory:
+                    upto = min((at + READ_AHEAD_BYTES) // PAGE_BYTES * PAGE_BYTES, end)
+                    pages.read(at - base, upto - base)
+                with control.held_if_free("housekeeping") as turn:
+                    if not turn.held or control.allocated != at:  # a put, perhaps, made all of it
+                        return turn.held and control.allocated >= end
+                    self._publish(upto)
+                at = upto
         return True
 
     def _keep_writable(self) -> None:
@@ -299,9 +339,11 @@ class Allocator:
         ended = (
             segment is None or not segment.writable
         )  # ended by another process: the put goes to the next segment
-        if segment is None or ended or self._populate_bytes == 0:
+        if segment is None or ended:
             return log.base_of(begin) + log.file_bytes
-        self.active.is_now(segment, allocated)
+        self.active.is_now(segment, begin, allocated)
+        if self._populate_bytes == 0:
+            return int(segment.end)
         end = min(end, segment.end)
         others = max(begin - self._at_hand, 0)
         grown = min(2 * self._pages_bytes, MOST_PAGES_BYTES) if others <= FIRST_PAGES_BYTES else 0

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cystore")
 
 FLUSH_SYNC, FLUSH_REPLICATED = 1, 2  # put.pxd
+RELIEF_BYTES = 256 * 1024  # of log; then a writer looks again whether it should help the dispatchers
 
 
 def repair_append(control: Control, commit_log: CommitLog) -> None:
@@ -125,7 +126,7 @@ class AppendPolicy:
         revive: Callable[[], Appender],
         *,
         cystore_records: bool,
-        relieve: Callable[[], None] | None = None,
+        relieve: Callable[[int], None] | None = None,
         master: Callable[[], str] = str,
         replicated: Callable[[int], None] | None = None,
     ) -> None:
@@ -150,10 +151,7 @@ class AppendPolicy:
             self.slow_put(took_ms, "was made durable, or replicated,")
 
     def make_room(self, needed: int) -> None:
-        """Makes room in the log up to `needed`. A writer that is far ahead of the dispatchers helps them first
-        (`relieve`)."""
-        if self._relieve is not None:
-            self._relieve()
+        """Makes room in the log up to `needed`."""
         check_place(self._commit_log.files.root)
         self._allocator.make_room(needed)
 
@@ -182,8 +180,12 @@ class AppendPolicy:
 
     def faulted_in(self, begin: int, end: int) -> int:
         """Faults the pages of the log in that appends of this process go to from `begin` on, up to `end` and some
-        more. Gives the position up to which they are at hand; behind it the append asks again."""
-        return self._allocator.fault_in(begin, end)
+        more. Gives the position up to which they are at hand; behind it the append asks again. A writer that is far
+        ahead of the dispatchers helps them first (`relieve`), and comes back after a short piece."""
+        if self._relieve is None:
+            return self._allocator.fault_in(begin, end)
+        self._relieve(end - begin)
+        return min(self._allocator.fault_in(begin, end), max(end, begin + RELIEF_BYTES))
 
     def repair(self, busy_ms: int) -> None:
         """Takes the append lock, which repairs the last owner's work, and gives it back. Raises PageCacheBusyError

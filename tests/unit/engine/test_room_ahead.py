@@ -14,7 +14,9 @@ import cystore
 from cystore.attachment.release_thread import housekeeper
 from cystore.derived.dispatch import backlog, dispatcher
 from cystore.engine.files.segments import MappedFileQueue
+from cystore.engine.log import allocate
 from cystore.system import files
+from cystore.system.ranges.pages_ahead import PagesAhead
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
 
@@ -25,7 +27,8 @@ HALF = FILE_BYTES // 2
 
 
 def faults() -> int:
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_minflt + usage.ru_majflt
 
 
 def log_files(store) -> list[int]:
@@ -112,7 +115,6 @@ def test_the_next_file_is_made_before_a_put_needs_it(tmp_path, monkeypatch):
     made the next one: 10 to 75 ms, in which the disk made its name durable."""
     with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
         allocator = store._parts.allocator
-        allocator.limit_ahead(lambda: 0)
         store.put("T", body_for(HALF))
         allocator.run_once()
         assert log_files(store) == [number * FILE_BYTES for number in range(5)]
@@ -127,9 +129,10 @@ def test_the_next_file_is_made_before_a_put_needs_it(tmp_path, monkeypatch):
 
 def test_a_put_makes_the_file_that_somebody_removed_again(tmp_path):
     """RocketMQ's load removes files ahead of the log's end."""
-    with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
+    with open_small(
+        tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES, allocate_ahead_bytes=PAGE
+    ) as store:
         allocator = store._parts.allocator
-        allocator.limit_ahead(lambda: 0)
         store.put("T", body_for(HALF))
         allocator.run_once()
         (store.path / "commitlog" / f"{FILE_BYTES:020d}").unlink()
@@ -144,11 +147,9 @@ def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path)
         open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store,
         Process() as other,
     ):
-        store._parts.allocator.limit_ahead(lambda: 0)
         store.put("T", body_for(HALF))
         other.do(
             "import cystore, os; store = cystore.open(path, **settings); "
-            "store._parts.allocator.limit_ahead(lambda: 0); "
             "from cystore.system import files; files.create_sized = lambda *a, **n: os._exit(1)",
             path=str(store.path),
             settings={**SETTINGS, "mapped_file_size_commit_log_bytes": FILE_BYTES},
@@ -158,6 +159,76 @@ def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path)
         store._parts.allocator.run_once()
         assert log_files(store) == [0]
         assert store.put("T", body_for(HALF + 100)).physical_offset == FILE_BYTES
+
+
+def test_pages_of_fast_appends_are_in_memory_before_their_room_is_there(tmp_path, monkeypatch):
+    """Seen: a put that came to a missing page made 8 MiB of pages at once, the kernel's read-ahead: 20 ms of processor
+    time where memory is scarce."""
+    monkeypatch.setattr(allocate, "FAST_BYTES", MIB)
+    with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
+        parts = store._parts
+        allocator, log, control = parts.allocator, parts.commit_log.files, parts.control
+        store.put("T", body_for(100))
+        allocator.run_once()
+        assert control.allocated == 2 * FILE_BYTES
+        read, read_pages = [], PagesAhead.read
+
+        def watched(self, begin, end):
+            assert control.allocated % FILE_BYTES == begin and not control.owner("housekeeping")
+            read.append((begin, end))
+            read_pages(self, begin, end)
+
+        monkeypatch.setattr(PagesAhead, "read", watched)
+        store.put("T", body_for(FILE_BYTES - 200))
+        allocator.run_once()
+        assert read[:2] == [(0, HALF), (HALF, FILE_BYTES)]  # of the third file
+        assert control.allocated >= 3 * FILE_BYTES
+        assert set(log.get(2 * FILE_BYTES).pages_in_memory()) == {1}
+
+
+def test_rare_appends_take_no_memory_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr(PagesAhead, "read", None)
+    with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
+        for _ in range(3):
+            store.put("T", body_for(FILE_BYTES // 4))
+            store._parts.allocator.run_once()
+        monkeypatch.setattr(allocate, "FAST_S", 0.0)
+        for _ in range(8):
+            store.put("T", body_for(FILE_BYTES // 2 + 100))
+            store._parts.allocator.run_once()
+        assert store._parts.control.allocated >= 9 * FILE_BYTES
+
+
+def test_the_service_waits_for_nothing_under_the_lock_that_puts_wait_for(tmp_path, monkeypatch):
+    """Seen: it reserved space under the lock, and waited there for the disk and for the interpreter: up to 99 ms."""
+    with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
+        store.put("T", body_for(100))
+        held, reserve = [], files.allocate
+        monkeypatch.setattr(
+            files,
+            "allocate",
+            lambda *a: (held.append(store._parts.control.owner("housekeeping")), reserve(*a)),
+        )
+        for _ in range(3):
+            store._parts.allocator.run_once()
+            store.put("T", body_for(FILE_BYTES // 2 + 100))
+        assert held and not any(held)
+
+
+def test_room_that_somebody_else_made_meanwhile_is_not_taken_back(tmp_path, monkeypatch):
+    settings = {"mapped_file_size_commit_log_bytes": FILE_BYTES, "allocate_ahead_bytes": MIB}
+    with open_small(tmp_path / "s", **settings) as store:
+        store.put("T", body_for(MIB // 2 + PAGE))
+        control, reserve = store._parts.control, files.allocate
+
+        def beside(*arguments):
+            reserve(*arguments)
+            control.allocated = FILE_BYTES
+
+        assert control.allocated < 2 * MIB
+        monkeypatch.setattr(files, "allocate", beside)
+        store._parts.allocator.run_once()
+        assert control.allocated == FILE_BYTES
 
 
 def test_a_put_goes_on_when_there_is_room_although_others_make_more(tmp_path):
