@@ -1,3 +1,6 @@
+from typing import final
+
+from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
@@ -22,3 +25,24 @@ def find_messages(
     begin_ms: int,
     end_ms: int,
 ) -> tuple[list[Message], int]: ...
+
+@final
+class TailKeys:
+    def __new__(cls, most: int = ...) -> TailKeys: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def walked(self) -> int: ...
+    def find_messages(
+        self,
+        control: Control,
+        window: LogWindow,
+        minimum: int,
+        wrote: int,
+        position: int,
+        topic: bytes,
+        key: bytes,
+        max_count: int,
+        begin_ms: int,
+        end_ms: int,
+    ) -> tuple[list[Message], int]: ...

@@ -2,18 +2,25 @@
 store for reading only.
 
 The walk goes from the dispatched position to the wrote position. Whoever runs a service keeps that distance short.
+Searches for keys share one walk (`TailKeys`): each record is looked at once, however many searches there are.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcmp
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memmove, memset
 
-from cystore._native.derived.index cimport index_key_matches
+from cystore._native.derived.index cimport index_key_hash, index_key_matches, index_topic_seed
 from cystore._native.derived.queue cimport queue_put, queue_put_holes
-from cystore._native.layout cimport QUEUE_ENTRY_BYTES, takes_index_entry, takes_queue_offset
+from cystore._native.layout cimport QUEUE_ENTRY_BYTES, control_block, takes_index_entry, takes_queue_offset
+from cystore._native.memory.atomics cimport (
+    load_i64, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock
+)
+from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.message cimport found_message
-from cystore._native.record.property_read cimport derive_begin, derived
+from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived
 from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
 from cystore._native.record.window cimport (
@@ -21,8 +28,43 @@ from cystore._native.record.window cimport (
     window_record
 )
 
+from cystore.errors import OffsetError
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_mutex_init(pthread_mutex_t* mutex, void* kind)
+    int pthread_mutex_destroy(pthread_mutex_t* mutex)
+
 cdef enum:
     FOUND_AT_ONCE = 1024
+    MOST = 4194304          # keys: 96 MiB with the heads of their chains
+    FIRST_ROOM = 1024
+    PIECE_BYTES = 4194304   # of log that is walked before others may use the keys
+
+cdef enum KeysStatus:           # beside RecordStatus and WindowStatus
+    KEYS_PIECE = 64             # a piece of the log is done; others may use the keys now
+    KEYS_FULL = 65
+    KEYS_NO_MEMORY = 66
+    KEYS_BEHIND = 67            # dispatch had entered more when another thread looked: the keys begin behind that
+
+# A key of a record that dispatch has not entered. Keys are numbered in the order of the log.
+cdef struct tail_key:
+    int64_t position
+    uint32_t hash
+    uint32_t back               # so many numbers before stands the last key of the same chain; 0: none
+
+cdef struct tail_keys:
+    pthread_mutex_t lock
+    tail_key* keys              # those before `first` are let go
+    int64_t number              # of keys[0]
+    int64_t first
+    int64_t count
+    int64_t room
+    int64_t most
+    int64_t* heads              # the number of the last key of each chain, -1 without one
+    int64_t chains              # a power of two
+    int64_t begin               # all keys of the log [begin, reached) are here
+    int64_t reached
+    int64_t walked              # records, since the handle was opened
 
 # A walk over the records of one topic.
 cdef struct tail_walk:
@@ -166,3 +208,247 @@ def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, int
             window.need(at)
         messages.append(found_message(window, at, None))
     return messages, wrote if status == WINDOW_BEYOND else t.at
+
+
+# ------------------------------------------------------------------------------------------------- the keys of the tail
+
+
+cdef bint _chains(tail_keys* t) noexcept nogil:
+    """Chains for twice as many keys as there are; False without memory."""
+    cdef int64_t chains = FIRST_ROOM, place
+    cdef int64_t* heads
+    while chains < 2 * (t.count - t.first):
+        chains *= 2
+    heads = <int64_t*>malloc(chains * sizeof(int64_t))
+    if heads == NULL:
+        return False
+    free(t.heads)
+    memset(heads, 0xFF, chains * sizeof(int64_t))
+    t.heads, t.chains = heads, chains
+    for place in range(t.first, t.count):
+        _link(t, place)
+    return True
+
+
+cdef inline void _link(tail_keys* t, int64_t place) noexcept nogil:
+    """Makes a key the last one of its chain."""
+    cdef int64_t* head = &t.heads[t.keys[place].hash & (t.chains - 1)]
+    cdef int64_t number = t.number + place
+    t.keys[place].back = <uint32_t>(number - head[0]) if head[0] >= t.number + t.first else 0
+    head[0] = number
+
+
+cdef int _room_for_key(tail_keys* t) noexcept nogil:
+    """RECORD_OK, KEYS_FULL or KEYS_NO_MEMORY."""
+    cdef int64_t room
+    cdef void* grown
+    if t.count == t.room and t.first > 0:
+        memmove(t.keys, t.keys + t.first, (t.count - t.first) * sizeof(tail_key))
+        t.number += t.first
+        t.count -= t.first
+        t.first = 0
+    if t.count - t.first >= t.most:
+        return KEYS_FULL
+    if t.count == t.room:
+        room = max(<int64_t>FIRST_ROOM, 2 * t.room)
+        grown = realloc(t.keys, room * sizeof(tail_key))
+        if grown == NULL:
+            return KEYS_NO_MEMORY
+        t.keys = <tail_key*>grown
+        t.room = room
+    if t.count - t.first >= t.chains and not _chains(t):
+        return KEYS_NO_MEMORY
+    return RECORD_OK
+
+
+cdef void _begin_anew(tail_keys* t, int64_t dispatched) noexcept nogil:
+    t.number += t.count  # no chain leads to a key before
+    t.first = t.count = 0
+    t.begin = t.reached = dispatched
+
+
+cdef int _add_keys(tail_keys* t, const record_view* v) noexcept nogil:
+    """The keys of the record at `t.reached`, all of them or none."""
+    cdef derived found
+    cdef const uint8_t* key
+    cdef size_t length
+    cdef int32_t seed = index_topic_seed(v.topic, v.topic_len)
+    cdef int64_t before = t.number + t.count
+    cdef int status
+    derive_begin(v, NULL, 0, &found)
+    while derive_next_key(&found, &key, &length):
+        status = _room_for_key(t)
+        if status != RECORD_OK:
+            t.count = before - t.number
+            if not _chains(t):  # those that were linked lead nowhere now
+                _begin_anew(t, t.reached)
+            return status
+        t.keys[t.count].position = t.reached
+        t.keys[t.count].hash = <uint32_t>index_key_hash(seed, key, length)
+        _link(t, t.count)
+        t.count += 1
+    return RECORD_OK
+
+
+cdef int _advance(tail_keys* t, control_block* block, log_window* window, int64_t dispatched) noexcept nogil:
+    """Goes on to the end of `window`, under the lock: WINDOW_BEYOND there, or what it stopped at."""
+    cdef record_view v
+    cdef const uint8_t* p
+    cdef int64_t until
+    cdef int status
+    if load_i64(&block.wrote) < t.reached or dispatched >= t.reached:
+        _begin_anew(t, dispatched)
+    if dispatched < t.begin:
+        return KEYS_BEHIND
+    while t.first < t.count and t.keys[t.first].position < dispatched:
+        t.first += 1
+    t.begin = dispatched
+    until = t.reached + PIECE_BYTES
+    while t.reached < until:
+        status = window_record(window, t.reached, &v, &p)
+        if status == WINDOW_GONE:
+            t.reached = window_behind(window, t.reached)
+        elif status == RECORD_BLANK:
+            t.reached = window.segments[window.latest].end
+        elif status != RECORD_OK:
+            return status
+        else:
+            t.walked += 1
+            if takes_index_entry(v.sys_flag) and record_intact(p, &v):
+                status = _add_keys(t, &v)
+                if status != RECORD_OK:
+                    return status
+            t.reached += v.total_size
+    return KEYS_PIECE
+
+
+cdef int64_t _candidates(tail_keys* t, uint32_t hash, int64_t* number, int64_t* positions, int64_t room,
+                         int64_t* copied) noexcept nogil:
+    """Under the lock: positions of keys with the hash, the newest first, from a number on (-1: the last one). Gives the
+    position from which on all keys were there."""
+    cdef tail_key* key
+    cdef int64_t at = number[0]
+    copied[0] = 0
+    if at < 0 and t.chains:
+        at = t.heads[hash & (t.chains - 1)]
+    while copied[0] < room and t.number + t.first <= at < t.number + t.count:
+        key = &t.keys[at - t.number]
+        if key.hash == hash and (copied[0] == 0 or positions[copied[0] - 1] != key.position):
+            positions[copied[0]] = key.position
+            copied[0] += 1
+        at = at - key.back if key.back else t.number + t.first - 1
+    number[0] = at if at >= t.number + t.first else 0
+    return t.begin
+
+
+cdef int _look_at(log_window* window, tail_walk* t, int64_t at) noexcept nogil:
+    """RECORD_OK: a message that is looked for stands there. WINDOW_NEED_SEGMENT; anything else: none."""
+    cdef record_view v
+    cdef const uint8_t* p
+    cdef int status = window_record(window, at, &v, &p)
+    if status != RECORD_OK:
+        return status
+    if v.topic_len == t.topic_len and memcmp(v.topic, t.topic, t.topic_len) == 0 \
+            and t.begin_ms <= v.store_timestamp <= t.end_ms and takes_index_entry(v.sys_flag) \
+            and index_key_matches(&v, t.key, t.key_len) and record_intact(p, &v) and not record_expired(window, &v):
+        return RECORD_OK
+    return WINDOW_GONE
+
+
+@cython.auto_pickle(False)
+@cython.final
+cdef class TailKeys:
+    """Where the keys behind the dispatched position of one attached store stand; at most `most` of them are kept. Safe
+    for threads."""
+
+    cdef tail_keys c
+
+    def __cinit__(self, int64_t most=MOST):
+        memset(&self.c, 0, sizeof(self.c))
+        self.c.most = most
+        self.c.number = 1
+        if most < 1 or pthread_mutex_init(&self.c.lock, NULL) != 0:
+            raise ValueError(f"no table of {most} keys")
+
+    def __dealloc__(self):
+        free(self.c.keys)
+        free(self.c.heads)
+        pthread_mutex_destroy(&self.c.lock)
+
+    @property
+    def count(self):
+        """How many keys there are."""
+        return self.c.count - self.c.first
+
+    @property
+    def walked(self):
+        """How many records all walks have looked at."""
+        return self.c.walked
+
+    cdef int _advance_all(self, control_block* block, LogWindow window, int64_t dispatched, int64_t* reached) except -1:
+        cdef tail_keys* t = &self.c
+        cdef int status
+        while True:
+            with nogil:
+                pthread_mutex_lock(&t.lock)
+                status = _advance(t, block, &window.c, dispatched)
+                reached[0] = t.reached
+                pthread_mutex_unlock(&t.lock)
+            if status == WINDOW_NEED_SEGMENT:
+                window.need(reached[0])
+            elif status == KEYS_NO_MEMORY:
+                raise MemoryError
+            elif status != KEYS_PIECE:
+                return status
+
+    def find_messages(self, Control control not None, LogWindow window not None, int64_t minimum, int64_t wrote,
+                      int64_t position, bytes topic not None, bytes key not None, int64_t max_count, int64_t begin_ms,
+                      int64_t end_ms):
+        """As the function of this name. `position` is a dispatched position that was read before."""
+        cdef control_block* block = control.checked()
+        cdef tail_keys* t = &self.c
+        cdef tail_walk wanted
+        cdef uint32_t hash
+        cdef int64_t number = -1, reached = 0, copied = 0, last = -1, begin, i
+        cdef int64_t* positions
+        cdef list found = [], seen
+        keep_block = control.file
+        window.move(minimum, wrote)
+        if self._advance_all(block, window, position, &reached) == KEYS_BEHIND:
+            return find_messages(window, minimum, wrote, position, topic, key, max_count, begin_ms, end_ms)
+        end = wrote
+        if reached < wrote:  # before damage, or a full table
+            found, end = find_messages(window, minimum, wrote, reached, topic, key, max_count, begin_ms, end_ms)
+        _begin(&wanted, position, topic)
+        wanted.key, wanted.key_len = <const uint8_t*>PyBytes_AS_STRING(key), <int>len(key)
+        wanted.begin_ms, wanted.end_ms = begin_ms, end_ms
+        hash = <uint32_t>index_key_hash(index_topic_seed(wanted.topic, wanted.topic_len), wanted.key, wanted.key_len)
+        positions = window.room(FOUND_AT_ONCE)
+        while len(found) < max_count and number != 0:
+            with nogil:
+                pthread_mutex_lock(&t.lock)
+                begin = _candidates(t, hash, &number, positions, FOUND_AT_ONCE, &copied)
+                pthread_mutex_unlock(&t.lock)
+            if begin > position:
+                return find_messages(window, minimum, wrote, position, topic, key, max_count, begin_ms, end_ms)
+            seen = [positions[i] for i in range(copied)]
+            for at in seen:
+                if len(found) < max_count and at != last and position <= at < reached \
+                        and self._is_wanted(window, &wanted, at):
+                    found.append(found_message(window, at, None))
+                last = at
+        return found, end
+
+    cdef bint _is_wanted(self, LogWindow window, tail_walk* t, int64_t at) except -1:
+        """Whether the record there is a message that is looked for. Its segment is at hand afterwards."""
+        cdef int status
+        with nogil:
+            status = _look_at(&window.c, t, at)
+        if status == WINDOW_NEED_SEGMENT:
+            try:
+                window.need(at)
+            except OffsetError:  # cleaned meanwhile
+                return False
+            with nogil:
+                status = _look_at(&window.c, t, at)
+        return status == RECORD_OK

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from cystore import clock
 from cystore._native.memory.control import Control
-from cystore._native.read import tail as tail_kernel
 from cystore._native.read.counts import ReadCounts
 from cystore._native.read.key_reader import QueryResult, find_messages
 from cystore._native.read.many_keys import find_many
+from cystore._native.read.tail import TailKeys
 from cystore._native.record.argument_checks import text, whole
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
@@ -39,7 +40,8 @@ def log_damage(damaged: Iterable[CorruptRecordError]) -> None:
 
 
 class KeySearch:
-    """Answers queries by key, from any thread. `windows` are the reader's spare windows."""
+    """Answers queries by key, from any thread. `windows` are the reader's spare windows, `keys` those that
+    dispatch has not entered."""
 
     def __init__(
         self,
@@ -49,9 +51,11 @@ class KeySearch:
         counts: ReadCounts,
         windows: list[LogWindow],
         help_dispatch: DispatchHelp,
+        keys: TailKeys,
     ) -> None:
         self._control, self._commit_log, self._index = control, commit_log, index
         self._counts, self._windows, self._help = counts, windows, help_dispatch
+        self._keys = keys
 
     def _window(self) -> LogWindow:
         """A window for one call; `_windows.append` gives it back."""
@@ -160,10 +164,12 @@ class KeySearch:
                     log_damage(found[key].damaged)
         for _ in range(len(found) - len(as_text)):
             self._counts.count_query()
+        if dispatched < wrote:
+            look = partial(self._keys.find_messages, control, window, control.min_physical_offset, wrote)
+            path = self._commit_log.files.directory
+            add_newer(found, partial(look, dispatched, name), wrote, max_count, path)
         if len(self._windows) < SPARE_WINDOWS:
             self._windows.append(window)
-        if dispatched < wrote:
-            add_newer(found, self._not_dispatched(dispatched, wrote, topic, 0, FOREVER_MS), max_count)
         for key in as_text:
             found[key] = self.query(topic, key, max_count)
         return found
@@ -180,16 +186,9 @@ class KeySearch:
         end_ms: int,
     ) -> list[Message]:
         """Messages with the key that the index does not know yet, oldest first. Damage ends the walk before it."""
-        found, end = tail_kernel.find_messages(
-            window,
-            self._control.min_physical_offset,
-            wrote,
-            dispatched,
-            name,
-            key,
-            max_count,
-            begin_ms,
-            end_ms,
+        minimum = self._control.min_physical_offset
+        found, end = self._keys.find_messages(
+            self._control, window, minimum, wrote, dispatched, name, key, max_count, begin_ms, end_ms
         )
         if end < wrote:
             log.error(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from cystore._native.read.key_reader import QueryResult
@@ -12,6 +13,8 @@ from cystore._native.record.message import Message
 from cystore.errors import CorruptRecordError, MessageIllegalError
 
 log = logging.getLogger("cystore")
+
+FOREVER_MS = (1 << 63) - 1
 
 
 def distinct(keys: Iterable[str]) -> dict[str, Any]:
@@ -25,21 +28,26 @@ def distinct(keys: Iterable[str]) -> dict[str, Any]:
     return dict.fromkeys(text("key", key) for key in given)
 
 
-def add_newer(found: dict[str, QueryResult], walk: Iterable[Message], max_count: int) -> None:
-    """Puts the messages of a walk, oldest first, before the known ones of each key. Damage ends the walk, and is
-    reported for every key, because the record may have held it."""
-    newer: dict[str, list[Message]] = {}
+def add_newer(
+    found: dict[str, QueryResult],
+    look: Callable[[bytes, int, int, int], tuple[list[Message], int]],
+    wrote: int,
+    max_count: int,
+    path: Path,
+) -> None:
+    """Puts the messages that are not in the index yet before the known ones of each key. `look(key, count, begin_ms,
+    end_ms)` gives them, newest first, and where it had to end. Damage there is reported for every key, because the
+    record may have held it."""
     damaged: list[CorruptRecordError] = []
-    try:
-        for message in walk:
-            for key in {*message.keys, message.properties.get("UNIQ_KEY")}:
-                if key in found:
-                    newer.setdefault(key, []).append(message)
-    except CorruptRecordError as error:
-        log.error("a query cannot read behind damage that dispatch has not stepped over yet: %s", error)
-        damaged = [error]
-    for key in found if damaged else newer:
-        older, added = found[key], newer.get(key, [])
-        known = {message.physical_offset for message in added}
-        messages = [*reversed(added), *(m for m in older if m.physical_offset not in known)]
-        found[key] = QueryResult(messages[:max_count], [*older.damaged, *damaged])
+    for key, older in found.items():
+        newer, end = look(key.encode(), max_count, 0, FOREVER_MS)
+        if end < wrote and not damaged:
+            damaged = [
+                CorruptRecordError("dispatch has not stepped over this damage yet", path=path, offset=end)
+            ]
+            log.error("a query cannot read behind damage: %s", damaged[0])
+        if newer or end < wrote:
+            known = {message.physical_offset for message in newer}
+            messages = [*newer, *(m for m in older if m.physical_offset not in known)]
+            more = damaged if end < wrote else []
+            found[key] = QueryResult(messages[:max_count], [*older.damaged, *more])

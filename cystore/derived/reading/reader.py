@@ -81,7 +81,8 @@ class Reader:
         self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer)
         self.counts = ReadCounts(control)
         self._help = DispatchHelp(dispatcher, commit_log.files.directory)
-        self._by_key = KeySearch(control, commit_log, index, self.counts, self._windows, self._help)
+        keys = self._tail.keys
+        self._by_key = KeySearch(control, commit_log, index, self.counts, self._windows, self._help, keys)
         self._key_reader: KeyReader | None = None
         self._queue_reader: QueueReader | None = None
         self._forgotten_below = 0

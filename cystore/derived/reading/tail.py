@@ -1,6 +1,7 @@
 """Reads of a read-only handle beyond the dispatched position. It may not dispatch, so it walks the log itself.
 
-One table has the entries of all queues that dispatch has not written yet (`undispatched`). Where a queue's files are
+One table has the entries of all queues that dispatch has not written yet (`undispatched`), one their keys (`keys`), for
+searches of any handle whose dispatch stands still, too. Where a queue's files are
 damaged, or a time is searched for, a walk of its own makes the entries of one queue from any log position on
 (`entries`).
 """
@@ -15,6 +16,7 @@ from cystore._native.derived.queue import entry_at
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.read import tail as kernel
+from cystore._native.read.tail import TailKeys
 from cystore._native.read.tail_table import TailTable
 from cystore._native.record.window import LogWindow
 from cystore.derived.files.consume_queue import ENTRY_BYTES
@@ -42,6 +44,7 @@ class TailReader:
     def __init__(self, control: Control) -> None:
         self._control = control
         self.table = TailTable() if control.read_only else None  # None: this process dispatches
+        self.keys = TailKeys()
         # For a queue: a queue offset, and a log position before which no record of that offset or a later one stands.
         self._places: dict[Queue, tuple[int, int]] = {}
 
