@@ -80,7 +80,10 @@ class Allocator:
         self._at_hand = 0  # the last result of `fault_in`
         self._pages_bytes = FIRST_PAGES_BYTES
         self._has_headroom = False
-        self._step_wrote, self._step_s = 0, 0.0  # the wrote position and the time of this process's last step ahead
+        self._step_wrote, self._step_s = (
+            0,
+            0.0,
+        )  # the wrote position and the time of this process's last step ahead
 
     def keep_headroom(self) -> None:
         """Reserves space for the next recovery: on a full disk it needs some, first of all for the control block. The
