@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from cystore._native.read import log_walk
 from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.engine.manifest.removed_queues import Removed
@@ -110,7 +111,7 @@ class QueueEntries:
         while begin < end:
             data = reader.read(begin, min(ENTRIES_AT_ONCE, end - begin))
             count = len(data) // ENTRY_BYTES
-            if any(data) and data != HOLE_BYTES * count:
+            if log_walk.leading_zeros(data) < len(data) and data != HOLE_BYTES * count:
                 for number in range(begin, begin + count):
                     entry = reader.entry(number)
                     expired = entry.written and entry.physical_offset < self._bounds.begin

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.system import log_files
 from cystore.engine.files.mappings import Mappings
 from cystore.errors import StoreError, StoreFormatError, StoreResourceError
-from cystore.system import files
+from cystore.system import files, folders
 from cystore.system.ranges.changed_lengths import has_length, mend_length
 from cystore.system.threads import os_threads
 
@@ -100,18 +101,8 @@ class MappedFileQueue:
 
     def _list(self) -> list[int]:
         """Bases of the files there are. A strange name or a length that fits no other file is a StoreFormatError."""
-        bases, sizes = [], {}
-        for entry in files.entries(self.directory, sizes=True):
-            if entry.name in OURS:
-                continue
-            base = base_of_name(entry.name)
-            if base is None or not entry.is_file(follow_symlinks=False):
-                raise StoreFormatError("not a valid file name for this folder; move it away", path=entry.path)
-            size = files.size_of(entry)
-            if size is not None:
-                bases.append(base)
-                sizes[base] = size
-        bases.sort()
+        sizes = self._sizes()
+        bases = sorted(sizes)
         if self._odd_files != "refuse":
             bases = self._as_recovered(bases, sizes)
         if self._odd_length == "skip":
@@ -140,6 +131,29 @@ class MappedFileQueue:
                     )
         bases = [base for base in bases if base not in self._removed]
         return sorted({*bases, *self._imagined})
+
+    def _sizes(self) -> dict[int, int]:
+        """{base: length} of each file, by few system calls."""
+        try:
+            with folders.open_folder(self.directory) as folder:
+                found = log_files.list_files(folder, OURS[0].encode())
+        except OSError:
+            found = None
+        return self._sizes_one_by_one() if found is None else found
+
+    def _sizes_one_by_one(self) -> dict[int, int]:
+        """The same with an error that names the entry that is not a file of this queue."""
+        sizes = {}
+        for entry in files.entries(self.directory, sizes=True):
+            if entry.name in OURS:
+                continue
+            base = base_of_name(entry.name)
+            if base is None or not entry.is_file(follow_symlinks=False):
+                raise StoreFormatError("not a valid file name for this folder; move it away", path=entry.path)
+            size = files.size_of(entry)
+            if size is not None:
+                sizes[base] = size
+        return sizes
 
     def _as_recovered(self, bases: list[int], sizes: dict[int, int]) -> list[int]:
         """PRIVATE: the files that recovery would have left; a lengthened one exists in memory only."""

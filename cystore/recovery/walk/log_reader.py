@@ -1,5 +1,4 @@
-"""The commit log as recovery reads it: with pread, in pieces of a few MiB, never mapped. A bad sector is an error
-here."""
+"""The commit log as recovery reads it: with pread, piece by piece, never mapped. A bad sector is an error here."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from cystore.recovery.walk.findings import DirtyRange, LaterFile
 from cystore.system import files, folders
 from cystore.system.ranges import file_ranges
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 512 << 10  # read at once: what the walk looks at next is still in the processor's cache then
 GONE = -1  # a status beside those of the kernel: there is no file at the position
 PAGE_BYTES = 4096
 SMALL_RECORD_BYTES = 4096

@@ -204,7 +204,8 @@ class QueueReader:
                 continue
             with files.opened(self.path(base)) as fd:
                 for data, hole in files.data_ranges(fd, begin, self.file_bytes, self.path(base)):
-                    if any(files.pread_full(fd, data, hole - data, self.path(base))):
+                    piece = files.pread_full(fd, data, hole - data, self.path(base))
+                    if log_walk.leading_zeros(piece) < len(piece):
                         return True
         return False
 
