@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cystore._native.append.appender import Appender
 from cystore._native.memory.control import Control
+from cystore.clock import monotonic_s
 from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.dispatch.backlog import BacklogKeeper
 from cystore.derived.dispatch.dispatcher import Dispatcher
@@ -33,9 +34,13 @@ from cystore.services.service_waits import Sleepers
 from cystore.system import folders
 from cystore.system.other_processes import View
 from cystore.system.store_lock import StoreLocks
+from cystore.system.threads import os_threads
 
 if TYPE_CHECKING:
     from cystore.recovery.outcome import RecoveredState
+
+TURNS_END_S = 5.0
+TURN_LOCKS = ("clean", "housekeeping", "deliver", "dispatch", "sync", "manifest")
 
 
 @dataclass
@@ -152,6 +157,16 @@ class Attachment:
         self.checkpoint.close()
         self.let_mappings_go()
         folders.let_go(self.root)
+
+    def await_turns(self) -> None:
+        """Waits a while for other threads of this process that are inside of a lock: they write files that the lock
+        protects. A handler that closes the store interrupts a call, and not the thread that makes its turn."""
+        control, until_s = self.control, monotonic_s() + TURNS_END_S
+        while not control.closed and control.intact and monotonic_s() < until_s:
+            owners = {control.owner(name) for name in TURN_LOCKS} - {0, os_threads.native_id()}
+            if not any(os_threads.is_ours(owner) for owner in owners):
+                break
+            os_threads.pause(0.001)
 
     def forked(self) -> None:
         """In a forked child: `release`, whatever locks of Python the parent's other threads held at the fork."""

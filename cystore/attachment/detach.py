@@ -40,6 +40,7 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
         # Before the gate, so that a process that opens the store does not wait for the disk, nor for a stopped process
         # that is flushing.
         unflushed = _flush_log(attachment, until_s) if attachment.control.intact else None
+        attachment.await_turns()
         with attachment.locks.gate():
             alone = attachment.locks.try_alone()
             if attachment.control.intact:
@@ -55,6 +56,7 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
                 missing = unflushed
                 _repair(attachment)
             failpoint("detach.done")
+            attachment.await_turns()  # an interrupted call may have begun another one
             attachment.forget()
     finally:
         attachment.release()

@@ -8,6 +8,7 @@ threads that are real. Both come from a second copy of the module `_thread`, whi
 from __future__ import annotations
 
 import _thread
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,11 @@ BEGIN_S = 10.0
 _native = _pristine()
 start: Callable[..., int] = _native.start_new_thread
 native_id: Callable[[], int] = _native.get_native_id
+
+
+def is_ours(thread_id: int) -> bool:
+    """Whether a thread of this process has that number of the system, as far as /proc tells."""
+    return os.path.isdir(f"/proc/self/task/{thread_id}")
 
 
 def Lock() -> threading.Lock:

@@ -19,6 +19,7 @@ from cystore.engine.log import flush
 from cystore.errors import FlushFailedError, NotDurableError, StoreFullError
 from cystore.services.threads import ServiceThread
 from cystore.system import files
+from cystore.system.threads import os_threads
 from tests.support.process import Failed, Process
 from tests.support.small_stores import LOG_BYTES, body_for, open_small
 
@@ -232,3 +233,28 @@ def test_a_durable_store_that_was_moved_closes(tmp_path, caplog):
     assert "the log is durable" in caplog.text and "Traceback" not in caplog.text
     with open_small(tmp_path / "away") as store:
         assert len(store.get("T", 0, 0).messages) == 1
+
+
+@pytest.mark.parametrize("lock", ["clean", "dispatch", "manifest"])
+def test_close_waits_for_a_turn_of_another_thread(tmp_path, monkeypatch, lock):
+    """Seen: a handler closed the store inside of `clean`. The thread that made the turn was between the manifest and
+    the word that tells others of it, and found the store closed; another process could have had it by then."""
+    with open_small(tmp_path / "s"):
+        store = open_small(tmp_path / "s")
+        control, inside, go, seen = store._parts.control, threading.Event(), threading.Event(), []
+
+        def turn() -> None:
+            with control.held(lock):
+                inside.set()
+                go.wait()
+                seen.append(control.closed)
+
+        thread = threading.Thread(target=turn)
+        thread.start()
+        inside.wait()
+        pause = os_threads.pause
+        monkeypatch.setattr(os_threads, "pause", lambda seconds: (go.set(), pause(seconds)))
+        store.close()
+        go.set()
+        thread.join()
+        assert seen == [False]
