@@ -86,7 +86,7 @@ def test_damage_that_is_found_later_hides_its_record_alone(tmp_path):
         left = [*places[:2], *places[3:]]
         assert found(reader, "all") == left[::-1]
         writer.dispatch()
-        assert len(writer._attached().commit_log.holes.ranges()) == 1
+        assert len(writer._attached().commit_log.damaged_ranges.ranges()) == 1
         places.append(writer.put("T", b"x", keys="all").physical_offset)
         assert found(reader, "all") == [places[-1], *left[::-1]]
 
