@@ -6,6 +6,7 @@ Where a default differs from RocketMQ's, its comment says why.
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from cystore.errors import StoreConfigError
 from cystore.layout import CONSTANTS
 
-SERVICE_NAMES = ("flush", "allocate", "reput", "schedule", "clean", "ha")
+SERVICE_NAMES = ("flush", "allocate", "reput", "schedule", "clean", "compact", "ha")
 BrokerRole = Literal["async_master", "sync_master", "slave", "elected"]
 GIB = 1 << 30
 DELAY_LEVELS_MAX = CONSTANTS["DELAY_LEVELS_MAX"][0]
@@ -24,6 +25,8 @@ QUEUE_ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
 MIB = 1 << 20
 REPLICATION_HEADER_BYTES = 8 + 4  # RocketMQ's: position and size before each piece of the log
 INT_MAX = (1 << 31) - 1
+COMPACTED_TOPICS_MAX = 3000  # characters: the header of a compacted file has room for them
+_COMPACTED_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\*?")
 
 
 class _Given:
@@ -96,6 +99,7 @@ class StoreConfig(_Given):
     damaged_range: Literal["keep", "truncate"] = "keep"  # RocketMQ truncates: acknowledged records are lost
     file_reserved_time_h: int = 72
     delete_when: str = "04"
+    compacted_topics: str = ""  # names with commas; "name*" is every topic that begins so
     roll_interval_h: int = 24  # RocketMQ has none: a small store would never fill a file, and so never expire
     max_clock_jump_s: int = 300  # RocketMQ believes every clock; see docs/clock.md
     disk_max_used_space_ratio: int = 75
@@ -141,6 +145,9 @@ class StoreConfig(_Given):
     services: tuple[str, ...] | str = ("flush", "allocate")
 
     def __post_init__(self) -> None:
+        topics: object = self.compacted_topics
+        if isinstance(topics, (tuple, list)) and all(isinstance(name, str) for name in topics):
+            object.__setattr__(self, "compacted_topics", ",".join(topics))  # as TOML and programs list them
         for name, kind in _types().items():
             object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
         for name, (low, high) in _BOUNDS.items():
@@ -155,11 +162,27 @@ class StoreConfig(_Given):
             )
         object.__setattr__(self, "services", _service_names(self.services))
         self.delay_levels_ms()
+        self.compacted_topic_names()
         for hour in self.delete_when.split(";"):
             if not hour.isdecimal() or not 0 <= int(hour) <= 23:
                 raise StoreConfigError(
                     f"delete_when must be hours from 00 to 23 with semicolons, not {self.delete_when!r}"
                 )
+
+    def compacted_topic_names(self) -> tuple[str, ...]:
+        """`compacted_topics` as names, each once and sorted."""
+        names = {name.strip() for name in self.compacted_topics.split(",")} - {""}
+        for name in names:
+            if not _COMPACTED_TOPIC.fullmatch(name):
+                raise StoreConfigError(
+                    f"compacted_topics: {name!r} is no topic (1 to 127 of letters, digits, %, |, _ and -) and no "
+                    "beginning of one followed by *"
+                )
+        if len(self.compacted_topics) > COMPACTED_TOPICS_MAX:
+            raise StoreConfigError(
+                f"compacted_topics: {len(self.compacted_topics)} characters, at most {COMPACTED_TOPICS_MAX}"
+            )
+        return tuple(sorted(names))
 
     def delay_levels_ms(self) -> tuple[int, ...]:
         """`message_delay_level` in milliseconds, level 1 first (ScheduleMessageService.parseDelayLevel)."""

@@ -80,6 +80,7 @@ STORE: dict[str, str] = {
     "damaged_range": "`keep` steps over damage below the watermark; `truncate` ends the log there",
     "file_reserved_time_h": "retention of messages",
     "delete_when": "when expired segments are removed",
+    "compacted_topics": "the newest message of each key of [these topics](compaction.md) outlives retention",
     "roll_interval_h": "a segment ends after this time, however small",
     "max_clock_jump_s": "a larger jump of the clock is not believed at once",
     "disk_max_used_space_ratio": "disk use from which expired segments are removed at any hour",

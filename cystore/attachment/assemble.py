@@ -36,6 +36,8 @@ from cystore.engine.manifest.store_settings import Policy
 from cystore.ha.role import master_of, role_of, show_role
 from cystore.ha.slave_progress import SlaveProgress
 from cystore.services.clean import Cleaner
+from cystore.services.compact.compactor import Compactor
+from cystore.services.compact.newest import Newest
 from cystore.services.delay.carry import Carrier
 from cystore.services.delay.delivery import Scheduler
 from cystore.services.delay.delivery_progress import DeliveryProgress
@@ -128,6 +130,7 @@ def compose(
     waiting = WaitingQueues(control, commit_log, config)
     scheduler = Scheduler(control, queues, delivered, reader, flusher, waiting, appender, config)
     carrier = Carrier(control, commit_log, queues, dispatcher, delivered, waiting, appender, config)
+    compactor = Compactor(root, control, commit_log, policy, manifest)
     cleaner = Cleaner(
         control,
         commit_log,
@@ -140,13 +143,15 @@ def compose(
         derived_flusher,
         delivered,
         carrier,
+        compactor,
         policy,
         manifest,
     )
+    newest = Newest(control, commit_log, reader, compactor)
     composed = Attachment(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
-        derived_flusher, allocator, delivered, scheduler, cleaner, remover, reader,
-        backlog, appender, locks, None, Sleepers(control),
+        derived_flusher, allocator, delivered, scheduler, cleaner, compactor, newest,
+        remover, reader, backlog, appender, locks, None, Sleepers(control),
     )  # fmt: skip
-    composed.at_leave.append(reader.counts.merge)
+    composed.at_leave += [reader.counts.merge, compactor.close]
     return composed

@@ -28,6 +28,8 @@ from cystore.engine.log.flush import Flusher
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import StoreMovedError
 from cystore.services.clean import Cleaner
+from cystore.services.compact.compactor import Compactor
+from cystore.services.compact.newest import Newest
 from cystore.services.delay.delivery import Scheduler
 from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.service_waits import Sleepers
@@ -64,6 +66,8 @@ class Attachment:
     delivered: DeliveryProgress
     scheduler: Scheduler
     cleaner: Cleaner
+    compactor: Compactor
+    newest: Newest
     remover: QueueRemover
     reader: Reader
     backlog: BacklogKeeper

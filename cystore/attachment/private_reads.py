@@ -17,6 +17,7 @@ FOLLOWED = (
     "get",
     "query",
     "query_many",
+    "latest",
     "read",
     "offset_by_time",
     "next_queue_offset",

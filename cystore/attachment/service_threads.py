@@ -17,6 +17,7 @@ WAIT_SLICE_S = 0.25
 ALLOCATE_INTERVAL_S = 0.02
 ALLOCATE_SLOW_S = 0.1  # while little is appended: each turn takes the interpreter from whoever works
 CLEAN_INTERVAL_S = 10.0  # RocketMQ's cleanResourceInterval
+COMPACT_INTERVAL_S = 10.0  # RocketMQ: 15 minutes, whatever there is to compact
 
 
 def start_service(name: str, parts: Attachment, config: StoreConfig, threads: list[ServiceThread]) -> None:
@@ -58,6 +59,8 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
             ServiceThread(name, parts.turn(parts.scheduler.run_once), parts.scheduler.idle_s, among=threads)
         case "clean":
             ServiceThread(name, parts.turn(parts.cleaner.run_once), CLEAN_INTERVAL_S, among=threads)
+        case "compact":
+            ServiceThread(name, parts.turn(parts.compactor.run_once), COMPACT_INTERVAL_S, among=threads)
         case "ha":
             _start_replication(parts, config, threads)
         case _:

@@ -11,9 +11,10 @@ from cystore.services.scrub_progress import SECTION, progress_of
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """The waiting work. Bytes are those of the log: not dispatched, not durable, and dispatched but not in a durable
-    index. `delayed`: a delayed message is due. `due_in_ms`: the time until the next one is due, None if none waits.
-    `clean`: a clean has work (see `Cleaner.is_due`). `scrub`: a round is not finished."""
+    """The waiting work. Bytes are those of the log: not dispatched, not durable, dispatched but not in a durable index,
+    and (`compact_bytes`) in full segments that are not compacted. `delayed`: a delayed message is due. `due_in_ms`: the
+    time until the next one is due, None if none waits. `clean`: a clean has work (see `Cleaner.is_due`). `scrub`: a
+    round is not finished."""
 
     dispatch_bytes: int
     flush_bytes: int
@@ -22,6 +23,7 @@ class Maintenance:
     due_in_ms: int | None
     clean: bool
     scrub: bool
+    compact_bytes: int
 
 
 def maintenance_of(parts: Attachment) -> Maintenance:
@@ -39,4 +41,5 @@ def maintenance_of(parts: Attachment) -> Maintenance:
         due_in_ms=due_in_ms,
         clean=parts.cleaner.is_due(),
         scrub=bool(scrub.began_ms and not scrub.ended_ms),
+        compact_bytes=parts.compactor.uncovered_bytes(),
     )

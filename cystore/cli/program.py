@@ -12,6 +12,7 @@ from types import FrameType
 
 from cystore import __version__
 from cystore.cli.change.clean import COMMAND as CLEAN
+from cystore.cli.change.clean import COMPACT
 from cystore.cli.change.config import COMMAND as CONFIG
 from cystore.cli.change.handover import COMMAND as HANDOVER
 from cystore.cli.change.put import COMMAND as PUT
@@ -52,7 +53,7 @@ from cystore.operate.output import one_line, write_note
 
 COMMANDS: tuple[Command | Group, ...] = (
     INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, READ, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE,
-    CONFIG, CLEAN, CLOCK,
+    CONFIG, CLEAN, COMPACT, CLOCK,
     HANDOVER, SNAPSHOT, IMPORT, TRANSACTIONS, GROUPS, LAG, RESET_OFFSET, DISPATCHERS, REPLICATE, HA, METRICS,
 )  # fmt: skip
 ALIKE = 3  # reports that differ in numbers and names only

@@ -35,6 +35,8 @@ from cystore.derived.files.offsets import (
 )
 from cystore.engine.files import checkpoint
 from cystore.engine.files.checkpoint import CheckpointFields, read_checkpoint, render_checkpoint
+from cystore.engine.files.compacted_file import FOLDER as COMPACTED
+from cystore.engine.files.compacted_file import open_newest
 from cystore.engine.files.quarantine import QUARANTINE
 from cystore.engine.files.segments import file_name
 from cystore.engine.inspect.recognize import check_is_store
@@ -181,6 +183,7 @@ class _Copy:
                 "the cleaner removes segments faster than they can be copied; try again",
                 path=self._store.path,
             )
+        at = self._copy_compacted(at)
         self._copy_small(small, begin, at)
         files.remove(log / INCOMPLETE)
         return proven(self._draft, self._store.path, config, begin, at.watermark, self._report)
@@ -246,6 +249,19 @@ class _Copy:
     def _path(root: Path, base: int) -> Path:
         return root / DIRECTORY / file_name(base)
 
+    def _copy_compacted(self, at: CheckpointFields) -> CheckpointFields:
+        """Copies the compacted file in force. The copy's log must reach as far as it does: returns the new end."""
+        for _ in range(TRIES):
+            found = open_newest(self._store.path)
+            if found is not None and found.header is not None and found.header.covered > at.watermark:
+                before, at = at.watermark, self._durable()
+                self._copy_again(before, at.watermark)
+            elif found is None or self._copy_if_there(found.path, self._draft / COMPACTED / found.path.name):
+                return at
+        raise StoreTimeoutError(
+            "compaction replaces its file faster than it can be copied; try again", path=self._store.path
+        )
+
     # ------------------------------------------------------------------------------------------ the rest
 
     def _copy_small(self, small: _Small, begin: int, at: CheckpointFields) -> None:
@@ -255,7 +271,7 @@ class _Copy:
             files.create_sized(draft, draft / DIRECTORY / MARKER, 0, 0)
         for entry in files.entries(root / QUARANTINE):
             if entry.is_file():
-                self._copy_quarantined(entry.path, draft / QUARANTINE / entry.name)
+                self._copy_if_there(entry.path, draft / QUARANTINE / entry.name)
         for name, data in small.config.items():
             files.write_whole(draft, draft / CONFIG / name, data, keep_last=False)
         write_queue_offsets(draft, small.offsets)
@@ -266,14 +282,17 @@ class _Copy:
         files.write_whole(draft, draft / checkpoint.FILE_NAME, render_checkpoint(fields), keep_last=False)
         files.write_whole(draft, draft / ABORT_NAME, b"", keep_last=False)
 
-    def _copy_quarantined(self, source: Path, copy: Path) -> None:
+    def _copy_if_there(self, source: Path, copy: Path) -> bool:
+        """Copies a file that another process may remove; False if it did."""
         try:
             with files.opened(source) as fd:
                 length = file_ranges.length_of(fd, source)
             file_ranges.copy_ranges(self._draft, [(source, 0, length)], copy)
         except StoreIOError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):  # the time was over
+            if not isinstance(error.__cause__, FileNotFoundError):
                 raise
+            return False
+        return True
 
 
 def proven(

@@ -33,6 +33,7 @@ from cystore.engine.manifest.manifest import Manifest
 from cystore.engine.manifest.quarantine_limits import trim
 from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import StoreConfigError, StoreError, StoreFullError
+from cystore.services.compact.compactor import Compactor
 from cystore.services.delay.carry import Carrier
 from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.retention.hold import HoldTable
@@ -83,6 +84,7 @@ class Cleaner:
         flusher: DerivedFlusher,
         delivered: DeliveryProgress,
         carrier: Carrier,
+        compactor: Compactor,
         policy: Policy,
         manifest: Manifest,
     ) -> None:
@@ -90,13 +92,14 @@ class Cleaner:
         self._remover = remover
         self._dispatcher, self._allocator, self._policy = dispatcher, allocator, policy
         self._roller, self._space, self._flusher = roller, space, flusher
-        self._delivered, self._carrier = delivered, carrier
+        self._delivered, self._carrier, self._compactor = delivered, carrier, compactor
         self._root = commit_log.files.directory.parent
         self._manifest = manifest
         self.holds = HoldTable(control, manifest)
         self.log = LogCleaner(control, commit_log, policy, manifest)
         self._told_paused = ""
         self._undispatched_go = False  # of this clean
+        self._uncompacted_from: int | None = None  # the covered offset that was reported
         self._stalled_at: int | None = None  # the archived offset at which a full disk was reported
 
     @property
@@ -145,7 +148,7 @@ class Cleaner:
         forced, due = self._is_time(self._space.used_percent())
         if not due:
             return False
-        end = self.log.end_of_removable(1, self._other_needs(), forced=forced)
+        end = self.log.end_of_removable(1, self._needs_of_others(), forced=forced)
         return end > self._control.min_physical_offset
 
     def watch_space(self) -> None:
@@ -190,6 +193,13 @@ class Cleaner:
 
     def _other_needs(self) -> Iterator[Need]:
         """The needs other than delayed messages."""
+        compaction = self._compactor.need()
+        if compaction is not None:
+            yield compaction
+        yield from self._needs_of_others()
+
+    def _needs_of_others(self) -> Iterator[Need]:
+        """Those that a clean can do nothing about."""
         if not self._undispatched_go:
             yield Need("dispatch", self._control.dispatched)
         paused = self._manifest.snapshot().paused
@@ -204,6 +214,8 @@ class Cleaner:
     def _clean_log(self, max_segments: int | None, *, forced: bool, until_s: float | None = None) -> int:
         """Carries waiting messages forward first. A delivered or carried copy must be durable before its source is
         removed: the waiting ones are looked up before the log is flushed, and later copies count for the next clean."""
+        up_to = self.log.end_of_removable(max_segments, self._needs_of_others(), forced=forced)
+        self._attempt("compact", lambda: self._compact(up_to))
         up_to = self.log.end_of_removable(max_segments, self._other_needs(), forced=forced)
         self._attempt("carry delayed messages forward", lambda: self._carrier.run(up_to, until_s))
         waiting = self._delivered.first_waiting() if self._undispatched_go else self._delivered.first_needed()
@@ -219,7 +231,16 @@ class Cleaner:
         )
         if end > self._control.min_physical_offset:
             self._tell_of_archive(end)
+            self._tell_of_compaction(end)
         return segments
+
+    def _compact(self, up_to: int) -> None:
+        """On a full disk the reserved space serves: only a clean makes room again."""
+        try:
+            self._compactor.cover(up_to)
+        except StoreFullError:
+            with self._allocator.headroom_lent():
+                self._compactor.cover(up_to)
 
     def _trim(self) -> int:
         return trim(
@@ -271,6 +292,19 @@ class Cleaner:
                 paused,
             )
         self._told_paused = paused
+
+    def _tell_of_compaction(self, end: int) -> None:
+        """Compaction's hold never yields by itself, either."""
+        need = self._compactor.need()
+        if need is None or need.position >= end or need.position == self._uncompacted_from:
+            return
+        self._uncompacted_from = need.position
+        log.warning(
+            "%s: expired segments from %d on stay, because they are not compacted: run `cystore compact PATH`, or end "
+            "compaction (`cystore config PATH --set compacted_topics=`)",
+            self._root,
+            need.position,
+        )
 
     def _tell_of_archive(self, end: int) -> None:
         """The archive's hold never yields by itself; on a disk that fills up a warning is logged, once for each

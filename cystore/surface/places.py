@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
@@ -35,6 +36,22 @@ class StorePlaces(ABC):
         if control.wrote <= control.min_physical_offset:
             return None
         return Ages(control, parts.commit_log).at_or_behind_ms(control.min_physical_offset)
+
+    def latest(self, topic: str, key: str) -> Message | None:
+        """The newest message of a compacted topic with `key` among its keys, whether it is in the log or only in the
+        compacted file. None if there is none, if that one has an empty body (which says that the key is gone), expired,
+        or was deleted with its topic.
+
+        Unique keys do not count. Raises StoreConfigError for a topic that compacted_topics does not name,
+        CorruptRecordError when the compacted file cannot tell.
+        """
+        return self._attached().newest.latest(topic, key)
+
+    def compacted(self, topic: str) -> Iterator[Message]:
+        """The newest message of each key of a compacted topic, in the order of the log; messages of several keys come
+        as long as they are the newest of one of them. Shows the state at the call. Needs about 50 bytes of memory a
+        key. Raises StoreConfigError as `latest` does."""
+        return self._attached().newest.all_of(topic)
 
     def message_ids(self, topic: str, queue_id: int, begin: int, end: int) -> dict[str, int]:
         """RocketMQ's message ids of a queue's messages from queue offset `begin` to before `end`, and the queue offset

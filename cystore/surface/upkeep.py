@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cystore._native.memory import store_clock
-from cystore._native.record.argument_checks import any_text
+from cystore._native.record.argument_checks import any_text, whole
 from cystore.attachment.attach import Attachment
 from cystore.config import StoreConfig
 from cystore.engine.inspect.stats import put_bytes_by_topic, store_stats
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cystore.derived.dispatch.remove import Removal
     from cystore.engine.files.progress import Progress
     from cystore.services.clean import Cleaned
+    from cystore.services.compact.compactor import Compacted
     from cystore.services.duty_table import Duties
     from cystore.services.retention.archive_mark import Archived, ArchiveMark
     from cystore.services.retention.hold import Hold
@@ -73,6 +74,27 @@ class StoreUpkeep(ABC):
         """
         return self._writable().cleaner.clean(max_segments)
 
+    def compact(
+        self, up_to: int | None = None, *, progress: Callable[[str, int, int], None] | None = None
+    ) -> Compacted:
+        """Compacts the topics of the setting compacted_topics now, up to an offset of the log (default: its present
+        end; the log is made durable first): a file keeps the newest record of each key, for longer than the log does.
+
+        The services "compact" and "clean" do the same when there is enough to do, or before a segment is removed.
+        `progress(what, done, total)` is called with bytes of the log. Raises StoreConfigError when the store compacts
+        no topic, StoreFullError, StoreTimeoutError when another process compacts, StoreResourceError.
+        """
+        if up_to is not None:
+            up_to = whole("up_to", up_to, error=StoreConfigError)
+        parts = self._writable()
+        parts.flusher.flush_to(parts.control.wrote)
+        parts.dispatcher.run_to_end()
+        return parts.compactor.compact(up_to, report=progress)
+
+    def compact_due(self) -> Progress:
+        """One turn of the service "compact": compacts full segments if there are enough of them."""
+        return self._writable().compactor.run_once()
+
     def let_pages_go(self) -> None:
         """Takes the pages of mapped files out of this process's memory (its resident size), whether it wrote or read
         them. They stay in the page cache; the next touch is a page fault. For a process whose memory is limited:
@@ -89,7 +111,10 @@ class StoreUpkeep(ABC):
         messages are still delivered.
         Raises StoreConfigError for the topic of delayed messages.
         """
-        return self._writable().remover.delete_topic(any_text("topic", topic, StoreConfigError))
+        parts, wrote = self._writable(), self._writable().control.wrote
+        removal = parts.remover.delete_topic(any_text("topic", topic, StoreConfigError))
+        parts.compactor.delete_topic(topic, wrote)
+        return removal
 
     def remove_unused_queues(self) -> Removal:
         """Removes the files of queues without messages (cleanExpiredConsumerQueue, cleanUnusedTopic). The queues

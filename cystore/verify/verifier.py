@@ -16,6 +16,7 @@ from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.queue_reader import list_queues
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
+from cystore.verify.compacted import compacted_damage
 from cystore.verify.index_files import index_file_damage, past_the_end, unreadable_index
 from cystore.verify.log_comparison import Comparison
 
@@ -41,6 +42,7 @@ def verify(
             yield from _verify_at_rest(root, config, reader, progress, abnormal=abnormal)
         elif reader.bases:
             yield from _Verifier(root, config, reader, bounds, progress).run()
+        yield from compacted_damage(root)
     finally:
         reader.close()
 

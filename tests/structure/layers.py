@@ -49,6 +49,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.dledger", "the log of a DLedger broker: found, read, verified; nothing there is changed"),
     ("cystore.services", "work beside appends and reads: each service is a small class with `run_once`"),
     ("cystore.services.retention", "what must stay in the log: named holds, the archive's mark"),
+    ("cystore.services.compact", "compaction: the newest record of each key outlives the log's retention"),
     ("cystore.services.delay", "delayed messages: waiting, delivery, carrying forward"),
     ("cystore.services.clean", "the cleaning service"),
     ("cystore.ha.link", "the connection between master and slave: bytes, sockets, secret, TLS"),

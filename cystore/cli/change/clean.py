@@ -1,4 +1,4 @@
-"""`cystore clean`: removes expired segments, now."""
+"""`cystore clean`: removes expired segments, now. `cystore compact`: keeps the newest record of each key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cystore
 from cystore.engine.manifest.manifest import read_facts
 from cystore.errors import StoreConfigError
 from cystore.operate import facts
-from cystore.operate.command import OK, Command, add_json, store_config
+from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.operate.output import write_json, write_line
 from cystore.operate.progress import progress
 
@@ -66,4 +66,43 @@ COMMAND = Command(
         parser, "one JSON object: numbers of files, and the log's first offset"
     ),
     run=_run,
+)
+
+
+def _compact(args: argparse.Namespace) -> int:
+    facts.state(args.path)
+    config = store_config(args)
+    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+        done = store.compact(progress=report)
+    code = FOUND_WRONG if done.damaged else OK
+    if args.json:
+        write_json(asdict(done))
+        return code
+    write_line(
+        f"looked at {done.looked_at} records; kept {done.records} of {done.keys} keys in {done.size_bytes} bytes; "
+        f"compacted up to {done.covered}"
+    )
+    for what in done.damaged:
+        write_line(f"damaged, stepped over: {what}")
+    return code
+
+
+COMPACT = Command(
+    name="compact",
+    summary="keeps the newest record of each key of some topics, now",
+    description=(
+        "Compacts the topics that the store's setting compacted_topics names: a file in compacted/ keeps the newest\n"
+        "record of each key, for longer than the log keeps its records. Services do the same before a segment of the\n"
+        "log is removed. Other processes may use the store at the same time. Exit code 1: a part of the log or of the\n"
+        "last compacted file is damaged, and was stepped over."
+    ),
+    examples=(
+        "cystore config /var/lib/app/store --set compacted_topics=prices,state*",
+        "cystore compact /var/lib/app/store",
+        "cystore compact /var/lib/app/store --json",
+    ),
+    add_arguments=lambda parser: add_json(
+        parser, "one JSON object: numbers of records, keys and bytes, and the covered offset"
+    ),
+    run=_compact,
 )

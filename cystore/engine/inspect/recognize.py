@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from cystore.engine.files import checkpoint
+from cystore.engine.files.compacted_file import FOLDER as COMPACTED
 from cystore.engine.files.quarantine import QUARANTINE
 from cystore.engine.files.segments import base_of_name
 from cystore.engine.log import allocate, commit_log
@@ -25,7 +26,7 @@ NAMES = frozenset(
     {
         commit_log.DIRECTORY, checkpoint.FILE_NAME, manifest_file.FILE_NAME, LOCK_NAME, "abort", QUARANTINE,
         allocate.CONTROL_NAME, allocate.HEADROOM_NAME, files.TMP_DIRECTORY, "config", "index", "consumequeue",
-        "consumequeue_ext", "lost+found",
+        "consumequeue_ext", COMPACTED, "lost+found",
     }
 )  # fmt: skip
 

@@ -38,6 +38,7 @@ SHAPE = (
 RETENTION = (
     "file_reserved_time_h",
     "delete_when",
+    "compacted_topics",
     "roll_interval_h",
     "disk_max_used_space_ratio",
     "disk_space_clean_forcibly_ratio",

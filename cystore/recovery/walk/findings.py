@@ -15,10 +15,10 @@ INDEX_SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged range of a stored file. `kind`: record, consume_queue or index.
+    """A damaged range of a stored file. `kind`: record, consume_queue, index or compacted.
 
     `begin` and `end` are physical offsets for records and for the index (of the records whose keys are wrong or
-    missing), and positions in the file for consume queues.
+    missing), and positions in the file for consume queues and the compacted file.
     """
 
     kind: str

@@ -1,4 +1,4 @@
 """Delayed messages: waiting, delivery, carrying forward.
 
-May import `cystore.services.retention` and what is below it: docs/architecture.md.
+May import `cystore.services.compact` and what is below it: docs/architecture.md.
 """

@@ -1,0 +1,295 @@
+"""The service "compact": makes the next compacted file from the last one and the log behind it.
+
+Any process may do a turn, one at a time. Cleaning keeps the log from the covered offset on (`need`), so a record leaves
+the log when a durable compacted file has it, or has a newer one of each of its keys. A kill leaves the old file or the
+new one in force; the next turn removes what is not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore import clock
+from cystore._native.memory.control import Control
+from cystore._native.record.checksum import crc32c
+from cystore._native.system.failpoint import failpoint
+from cystore.engine.files.compacted_file import (
+    HEADER_BYTES,
+    SEED_BYTES,
+    CompactedFile,
+    Header,
+    numbers,
+    open_newest,
+    path_of,
+    render_header,
+)
+from cystore.engine.files.progress import Progress
+from cystore.engine.log.commit_log import CommitLog
+from cystore.engine.log.removal import Need
+from cystore.engine.manifest.manifest import Facts, Manifest
+from cystore.engine.manifest.store_settings import Policy
+from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError, StoreError, StoreTimeoutError
+from cystore.services.compact.selection import Report, Selection, matches
+from cystore.system import files
+from cystore.system.key_lock import NameLocks
+from cystore.system.ranges.new_file import new_file
+from cystore.system.threads import os_threads
+
+log = logging.getLogger("cystore")
+
+BUFFER_BYTES = 4 << 20
+SECTION = "compaction"  # in the manifest
+LOCK_NAME = "compact.lock"
+WAIT_S = 60.0  # for another process's turn
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The result of one compaction: up to where the log is covered, the numbers of records and keys that are kept and
+    the length of their file, the number of records that were looked at, and descriptions of damage that was stepped
+    over."""
+
+    covered: int
+    records: int
+    keys: int
+    size_bytes: int
+    looked_at: int
+    damaged: tuple[str, ...] = ()
+
+
+class Compactor:
+    """Compacts one store. Safe for threads."""
+
+    def __init__(
+        self, root: Path, control: Control, commit_log: CommitLog, policy: Policy, manifest: Manifest
+    ) -> None:
+        self._root, self._control, self._log = root, control, commit_log
+        self._policy, self._manifest = policy, manifest
+        self._known: CompactedFile | None = None
+        self._lock = os_threads.RLock()
+        self._locks: NameLocks | None = None
+
+    # ------------------------------------------------------------------------------------------- state
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The names of the setting compacted_topics; none: nothing is compacted."""
+        return self._policy.now().compacted_topic_names()
+
+    def newest(self) -> CompactedFile | None:
+        """The file in force; None without one."""
+        with self._lock:
+            self._known = open_newest(self._root, self._known)
+            return self._known
+
+    def covered(self) -> int:
+        """Up to where the log is covered: 0 if there is no file, or a damaged one, or one of other topics."""
+        found = self.newest()
+        if found is None or found.header is None or self._lacks_topics(found.header):
+            return 0
+        return found.header.covered
+
+    def _lacks_topics(self, header: Header) -> bool:
+        return not set(self.topics) <= set(header.topics.split(","))
+
+    def need(self) -> Need | None:
+        """The need for the log, for cleaning. Raises StoreError if that cannot be known."""
+        return Need("compaction", self.covered()) if self.topics else None
+
+    def uncovered_bytes(self) -> int:
+        """Bytes of full segments that are not compacted yet."""
+        if not self.topics:
+            return 0
+        return max(self._sealed() - max(self.covered(), self._control.min_physical_offset), 0)
+
+    def _sealed(self) -> int:
+        return self._log.files.base_of(self._limit())
+
+    def _limit(self) -> int:
+        return min(self._control.flushed, self._control.dispatched)
+
+    def is_due(self) -> bool:
+        """Whether a turn is worth while: the uncovered part is a segment, and as long as what would be copied again."""
+        waiting = self.uncovered_bytes()
+        found = self.newest() if waiting else None
+        return waiting > 0 and (found is None or waiting >= found.file.length)
+
+    # ------------------------------------------------------------------------------------ deleted topics
+
+    def deleted(self) -> dict[str, int]:
+        """Deleted topics: their records below an offset of the log are gone."""
+        listed = self._manifest.snapshot().sections.get(SECTION)
+        found = listed.get("deleted") if isinstance(listed, dict) else None
+        if not isinstance(found, dict):
+            return {}
+        return {topic: end for topic, end in found.items() if type(end) is int}
+
+    def delete_topic(self, topic: str, end: int) -> None:
+        """From now on the topic's records below an offset of the log are not found, and the next turn leaves them
+        out."""
+        if matches(self.topics, topic):
+            self._enter_deleted(lambda known: {**known, topic: max(end, known.get(topic, 0))})
+
+    def _forget_deleted(self, applied: dict[str, int]) -> None:
+        """Neither the new file has them nor the log."""
+        gone = {topic for topic, end in applied.items() if end <= self._control.min_physical_offset}
+        if gone:
+            self._enter_deleted(
+                lambda known: {
+                    topic: end for topic, end in known.items() if topic not in gone or end != applied[topic]
+                }
+            )
+
+    def _enter_deleted(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
+        def entered(facts: Facts) -> Facts:
+            listed = facts.sections.get(SECTION)
+            known = listed.get("deleted") if isinstance(listed, dict) else None
+            after = change(known if isinstance(known, dict) else {})
+            return facts.with_section(SECTION, {"deleted": after} if after else None)
+
+        self._manifest.update(entered)
+
+    # -------------------------------------------------------------------------------------------- turns
+
+    def run_once(self) -> Progress:
+        """A turn over the full segments, if it is due, and no other process has one."""
+        if not self.topics or not self.is_due():
+            return Progress(0)
+        before = self.covered()
+        try:
+            done = self.compact(self._sealed(), wait_s=0.0)
+        except StoreTimeoutError:
+            return Progress(0)
+        return Progress(max(done.covered - before, 0))
+
+    def cover(self, up_to: int) -> None:
+        """Compacts the log that is about to be removed, if there is such. Raises StoreError."""
+        if self.topics and up_to > max(self.covered(), self._control.min_physical_offset):
+            self.compact(max(up_to, self._sealed()))
+
+    def compact(
+        self, up_to: int | None = None, *, report: Report | None = None, wait_s: float = WAIT_S
+    ) -> Compacted:
+        """Compacts the log up to an offset (default: the durable and dispatched part). Raises StoreConfigError without
+        compacted topics, StoreFullError, StoreResourceError (memory), StoreTimeoutError when another process has been
+        compacting for so long."""
+        if not self.topics:
+            raise StoreConfigError(
+                "no topic of this store is compacted: name topics with `cystore config PATH --set "
+                "compacted_topics=TOPIC,...`",
+                path=self._root,
+            )
+        with self._turns().held("compaction", wait_s):
+            limit = self._limit() if up_to is None else min(up_to, self._limit())
+            before = self.newest()
+            self._remove_below(before)
+            if before is not None and before.header is not None and before.header.covered >= limit \
+                    and before.header.topics == ",".join(self.topics) and self._is_whole(before):  # fmt: skip
+                return _result(before, 0, ())
+            return self._turn(before, limit, report)
+
+    def _turns(self) -> NameLocks:
+        with self._lock:
+            if self._locks is None:
+                self._locks = NameLocks(self._root / "config" / LOCK_NAME)
+            return self._locks
+
+    def close(self) -> None:
+        """Lets files go."""
+        self._known = None
+        locks, self._locks = self._locks, None
+        if locks is not None:
+            locks.close()
+
+    def _is_whole(self, found: CompactedFile) -> bool:
+        """Whether no byte of the file is damaged, and the log still is the one that it was made from."""
+        try:
+            header = found.whole_header()
+        except CorruptRecordError:
+            return False
+        return not self.was_cut(header) and Selection(self._log, (), {}, header.seeds).take_file(found, None)
+
+    def was_cut(self, header: Header) -> bool:
+        """Whether the log lost its end since the file was made: a slave that follows another master, for example."""
+        control = self._control
+        if header.covered > control.wrote:
+            return True
+        if header.last_record < control.min_physical_offset:
+            return False
+        try:
+            last = self._log.read(header.last_record)
+        except OffsetError:
+            return header.last_record >= control.min_physical_offset
+        except CorruptRecordError:
+            return False
+        return (last.body_crc or 0) & 0xFFFFFFFF != header.last_checksum & 0xFFFFFFFF
+
+    def _turn(self, before: CompactedFile | None, limit: int, report: Report | None) -> Compacted:
+        minimum, topics = self._control.min_physical_offset, self.topics
+        header = None if before is None else before.header
+        begin, leave_out_from = minimum, None
+        if header is not None and self.was_cut(header):
+            leave_out_from = minimum
+        elif header is not None and not self._lacks_topics(header):
+            begin = max(header.covered, minimum)
+        seeds = os.urandom(SEED_BYTES)
+        deleted = self.deleted()
+        chosen = Selection(self._log, topics, deleted, seeds)
+        if before is not None and not chosen.take_file(before, leave_out_from):
+            begin = minimum  # the log may still have what is damaged
+        chosen.take_log(begin, max(begin, limit), report)
+        chosen.table.sort()
+        number = 0 if before is None else before.number + 1
+        with new_file(self._root, path_of(self._root, number), HEADER_BYTES) as out:
+            buffer, filled = bytearray(BUFFER_BYTES), 0
+            now_ms = clock.now_ms(self._control)
+            while (place := chosen.table.next) >= 0:
+                file, end, in_log = chosen.source_of(place)
+                filled, needed = chosen.table.copy(
+                    file, end, buffer, filled, out.length + filled, now_ms, in_log=in_log
+                )
+                if needed:
+                    out.append(memoryview(buffer)[:filled])
+                    buffer, filled = buffer if needed <= len(buffer) else bytearray(needed), 0
+                elif chosen.table.next == place:
+                    raise CorruptRecordError("the record lies outside of its file", path=file.path)
+            out.append(memoryview(buffer)[:filled])
+            failpoint("compact.records")
+            records_end = out.length
+            slots = chosen.table.slots()
+            out.append(bytes(-records_end % 16))
+            out.append(slots)
+            last_record, last_checksum = chosen.table.last_record
+            if last_record < 0 and header is not None:
+                last_record, last_checksum = header.last_record, header.last_checksum
+            made = Header(
+                chosen.end, ",".join(topics), chosen.table.records, chosen.table.keys_found, records_end,
+                len(slots) // 16, crc32c(slots), seeds, last_record, last_checksum,
+            )  # fmt: skip
+            out.write_at(0, render_header(made))
+        failpoint("compact.published")
+        after = self.newest()
+        self._remove_below(after)
+        failpoint("compact.old_gone")
+        self._forget_deleted(deleted)
+        if after is None:
+            raise StoreError("the compacted file was removed by somebody else", path=self._root)
+        log.info("%s: compacted up to %d: %d records", self._root, made.covered, made.records)
+        return _result(after, chosen.table.looked_at, tuple(chosen.damaged))
+
+    def _remove_below(self, kept: CompactedFile | None) -> None:
+        """Removes files that a newer one replaced."""
+        for number in numbers(self._root):
+            if kept is not None and number < kept.number:
+                files.remove(path_of(self._root, number))
+
+
+def _result(found: CompactedFile, looked_at: int, damaged: tuple[str, ...]) -> Compacted:
+    header = found.header
+    if header is None:
+        raise CorruptRecordError(f"the compacted file is damaged ({found.problem})", path=found.path)
+    return Compacted(header.covered, header.records, header.keys, found.file.length, looked_at, damaged)

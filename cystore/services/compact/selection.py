@@ -1,0 +1,137 @@
+"""The newest record of each key, chosen from the compacted file and the log behind it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from cystore._native.filters.latest import BLANK, IN_LOG, OK, SHORT, LatestTable, next_record
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.record.message import Message, message_at
+from cystore.engine.files.compacted_file import HEADER_BYTES, CompactedFile
+from cystore.engine.log.commit_log import CommitLog, tell_cleaned
+from cystore.errors import CorruptRecordError, OffsetError
+from cystore.layout import BLANK_SIZE_MIN
+
+log = logging.getLogger("cystore")
+
+Report = Callable[[str, int, int], None]
+
+
+def matches(topics: Iterable[str], topic: str) -> bool:
+    """Whether a topic is one of the compacted ones."""
+    return any(topic.startswith(name[:-1]) if name.endswith("*") else topic == name for name in topics)
+
+
+class Selection:
+    """A walk over a compacted file and then over the log, and what it found. Keeps the segments that it reads, so a
+    clean meanwhile takes nothing from it."""
+
+    def __init__(
+        self, commit_log: CommitLog, topics: tuple[str, ...], deleted: Mapping[str, int], seeds: bytes
+    ) -> None:
+        gone = [(topic.encode(), end) for topic, end in deleted.items()]
+        self.table = LatestTable([name.encode() for name in topics], seeds, gone)
+        self.damaged: list[str] = []  # descriptions of what was stepped over
+        self.end = 0  # of the log that was looked at
+        self.before: CompactedFile | None = None
+        self._log = commit_log
+        self._segments: dict[int, MappedFile] = {}
+
+    def take_file(self, before: CompactedFile, leave_out_from: int | None) -> bool:
+        """Takes the records of a compacted file, except those that stood in the log at an offset or behind it. False if
+        a part of it is damaged."""
+        self.before = before
+        if leave_out_from is not None:
+            self.table.leave_out_from(leave_out_from)
+        at, end, whole = HEADER_BYTES, before.records_end, before.header is not None
+        while at < end:
+            at, status = self.table.take(before.file, at, end, in_log=False)
+            if status != OK:
+                following = next_record(before.file, at + 1, end, in_log=False) if at < end else -1
+                following = end if following < 0 else following
+                if before.header is not None:
+                    self._tell(f"bytes {at} to {following} of {before.path}")
+                at, whole = following, False
+        if before.header is None:
+            self._tell(f"the header of {before.path} ({before.problem})")
+        return whole
+
+    def take_log(self, begin: int, end: int, report: Report | None = None) -> None:
+        """Takes the records of [begin, end) of the log. Damage is stepped over."""
+        at = self.end = begin
+        while at < end:
+            hole = self._log.holes.covering(at)
+            if hole is not None:
+                self.end = at = hole[1]
+                continue
+            if report is not None:
+                report("compacting", at - begin, end - begin)
+            try:
+                segment = self._segment(at)
+            except OffsetError:
+                minimum = self._log.control.min_physical_offset
+                if at >= minimum:
+                    raise
+                tell_cleaned(self._log, at, minimum)
+                self.end = at = minimum
+                continue
+            except CorruptRecordError as error:
+                self._tell(str(error))
+                self.end = at = self._log.files.base_of(at) + self._log.file_bytes
+                continue
+            at = self._take_part(segment, at, end)
+            if at < 0:
+                break
+            self.end = at
+
+    def _take_part(self, segment: MappedFile, at: int, end: int) -> int:
+        """Where the walk goes on; -1: the record at `at` goes beyond the end."""
+        file_end = self._log.files.base_of(at) + self._log.file_bytes
+        until = min(segment.end, end, self._log.holes.next_begin(at))
+        place, status = self.table.take(segment, at - segment.base, until - segment.base, in_log=True)
+        reached = segment.base + place
+        if status == BLANK or file_end - reached < BLANK_SIZE_MIN:
+            return file_end
+        if status == OK or (status == SHORT and reached > at):
+            return reached
+        if status == SHORT and until == end:
+            return -1
+        hole = self._log.damage.covering(reached)  # listed meanwhile?
+        if hole is None:
+            found = next_record(segment, reached + 1 - segment.base, until - segment.base, in_log=True)
+            hole = reached, until if found < 0 else segment.base + found
+            self._tell(f"[{hole[0]}, {hole[1]}) of the log")
+        return hole[1]
+
+    def _tell(self, what: str) -> None:
+        self.damaged.append(what)
+        log.error("compaction steps over damage: %s", what)
+
+    def _segment(self, offset: int) -> MappedFile:
+        base = self._log.files.base_of(offset)
+        found = self._segments.get(base)
+        if found is None or not found.base <= offset < found.end:
+            found = self._log.segment_for(offset)
+            if found.base == base:
+                self._segments[base] = found
+        return found
+
+    def source_of(self, place: int) -> tuple[MappedFile, int, bool]:
+        """(file, number of its bytes that count, whether it is one of the log) for a place of the table."""
+        if not place & IN_LOG:
+            assert self.before is not None
+            return self.before.file, self.before.records_end, False
+        segment = self._segment(place ^ IN_LOG)
+        return segment, min(segment.end, self.end) - segment.base, True
+
+    def messages(self) -> Iterator[Message]:
+        """The newest record of each key, in log order, tombstones included. A damaged one is left out."""
+        for number in range(self.table.sort()):
+            place = self.table.place(number)
+            try:
+                file, end, in_log = self.source_of(place)
+                at = (place ^ IN_LOG) - file.base if in_log else place
+                yield message_at(file, at, end - at)
+            except (CorruptRecordError, OffsetError) as error:
+                self._tell(str(error))

@@ -1,0 +1,255 @@
+"""Goal: the newest record of each key of a compacted topic is found for as long as it lives, and nothing else is kept.
+Method: small stores against a dictionary; the log is cleaned as soon as its segments are compacted."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+
+import cystore
+from cystore import Message
+from cystore.engine.files.compacted_file import HEADER_BYTES, numbers, path_of
+from cystore.verify import verify
+from tests.support.small_stores import SETTINGS, open_small
+
+TOPIC = "state"
+EXPIRED = {"compacted_topics": "state,many-*", "file_reserved_time_h": 0}
+
+
+def found_in(store, topic=TOPIC):
+    """The state that the store tells, by key: for each key its newest message's body."""
+    keys = {key for message in store.compacted(topic) for key in message.keys}
+    newest = {key: store.latest(topic, key) for key in keys}
+    return {key: bytes(message.body) for key, message in newest.items() if message is not None}
+
+
+def fill_log(store, bytes_=40_000, topic="other"):
+    """Messages of a topic that is not compacted, so that segments end."""
+    for _ in range(bytes_ // 1000):
+        store.put(topic, bytes(900))
+    store.flush()
+
+
+@pytest.mark.parametrize("round_", range(3))
+def test_the_state_is_that_of_a_dictionary(tmp_path, rng, round_):
+    model: dict[str, bytes] = {}
+    with open_small(tmp_path / "store", **EXPIRED) as store:
+        for turn in range(5):
+            messages = []
+            for number in range(rng.randrange(50, 200)):
+                keys = rng.sample([f"schlüssel-{n}" for n in range(40)], rng.choice((1, 1, 1, 2, 5)))
+                body = b"" if rng.random() < 0.2 else f"{turn}/{number}".encode()
+                messages.append(Message(topic=TOPIC, body=body, keys=keys, queue_id=rng.randrange(3)))
+                model.update(dict.fromkeys(keys, body))
+                messages.append(Message(topic="other", body=b"x", keys=keys))
+            store.put_many(messages)
+            if rng.random() < 0.7:
+                store.flush()
+                store.compact()
+            if rng.random() < 0.7:
+                store.flush()
+                store.clean()
+            for key in (f"schlüssel-{n}" for n in range(40)):
+                message = store.latest(TOPIC, key)
+                assert (b"" if message is None else bytes(message.body)) == model.get(key, b""), key
+            assert found_in(store) == {key: body for key, body in model.items() if body}
+            offsets = [message.physical_offset for message in store.compacted(TOPIC)]
+            assert offsets == sorted(offsets)
+    with cystore.open(tmp_path / "store", read_only=True) as store:
+        assert found_in(store) == {key: body for key, body in model.items() if body}
+
+
+def test_a_record_is_kept_as_it_was(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        place = store.put(
+            TOPIC, b"body", keys=["a", "b"], tags="t", properties={"p": "ü"}, queue_id=7, flag=3
+        )
+        fill_log(store)
+        before = store.latest(TOPIC, "b")
+        assert store.clean().segments
+        after = store.latest(TOPIC, "b")
+        assert place.physical_offset < store.stats()["min_physical_offset"]
+        with pytest.raises(cystore.OffsetError):
+            store.read(place.physical_offset)
+        names = ("topic", "queue_id", "queue_offset", "physical_offset", "properties", "keys", "tags", "flag",
+                 "store_timestamp_ms", "body_crc", "born_host")  # fmt: skip
+        assert {name: getattr(after, name) for name in names} == {
+            name: getattr(before, name) for name in names
+        }
+        assert bytes(after.body) == b"body"
+
+
+def test_nothing_is_cleaned_before_it_is_compacted(tmp_path, monkeypatch):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"1", keys=["a"])
+        fill_log(store)
+        compactor = store._attached().compactor
+        monkeypatch.setattr(compactor, "cover", lambda up_to: None)
+        assert store.clean().segments == 0
+        assert "compaction" in {need.owner for need in store._attached().cleaner.needs()}
+        store.configure(disk_max_used_space_ratio=0)
+        assert store.maintenance.clean  # a clean would compact
+        monkeypatch.undo()
+        assert store.clean().segments
+
+
+def test_older_records_of_several_keys_do_not_come_back(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"both", keys=["a", "b"])
+        store.put(TOPIC, b"", keys=["a"])
+        for _ in range(3):
+            fill_log(store)
+            store.compact()
+            store.clean()
+            assert store.latest(TOPIC, "a") is None
+            assert bytes(store.latest(TOPIC, "b").body) == b"both"
+        store.put(TOPIC, b"", keys=["b"])
+        fill_log(store)
+        assert store.compact().records == 0
+
+
+def test_an_expired_record_is_gone(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"old", keys=["a"])
+        store.put(TOPIC, b"expired", keys=["a"], expires_at_ms=1000)
+        store.put(TOPIC, b"lives", keys=["b"], expires_at_ms=1 << 50)
+        assert store.latest(TOPIC, "a") is None
+        fill_log(store)
+        store.clean()
+        assert found_in(store) == {"b": b"lives"}
+        assert store.compact().keys == 1
+
+
+def test_only_compacted_topics_and_keys_count(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put("many-1", b"1", keys=["a"])
+        store.put("many-2", b"2", keys=["a"])
+        store.put("many", b"3", keys=["a"])
+        store.put(TOPIC, b"4", unique_key="a")
+        store.put(TOPIC, b"5")
+        fill_log(store)
+        store.clean()
+        assert bytes(store.latest("many-1", "a").body) == b"1"
+        assert bytes(store.latest("many-2", "a").body) == b"2"
+        assert store.latest(TOPIC, "a") is None
+        assert store.latest(TOPIC, "x" * 1000) is None
+        assert store.compact().records == 2
+        for call in (lambda: store.latest("many", "a"), lambda: store.compacted("other")):
+            with pytest.raises(cystore.StoreConfigError, match="not compacted"):
+                call()
+        for key in ("", "a b"):
+            with pytest.raises(cystore.MessageIllegalError, match="key"):
+                store.latest(TOPIC, key)
+
+
+def test_a_deleted_topic_is_gone(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"1", keys=["a"])
+        fill_log(store)
+        store.clean()
+        store.delete_topic(TOPIC)
+        assert store.latest(TOPIC, "a") is None
+        assert list(store.compacted(TOPIC)) == []
+        store.put(TOPIC, b"2", keys=["a"])
+        assert found_in(store) == {"a": b"2"}
+
+
+def test_topics_may_change(tmp_path):
+    with open_small(tmp_path, file_reserved_time_h=1000) as store:
+        with pytest.raises(cystore.StoreConfigError, match="no topic"):
+            store.compact()
+        store.put(TOPIC, b"1", keys=["a"])
+        store.put("later", b"2", keys=["a"])
+        store.configure(compacted_topics=TOPIC)
+        assert store.compact().keys == 1
+        store.configure(compacted_topics=f"later, {TOPIC}")
+        assert store.compact().keys == 2
+        assert bytes(store.latest("later", "a").body) == b"2"
+        for wrong in ("a b", "*", "ü", "x" * 4000, "a*b"):
+            with pytest.raises(cystore.StoreConfigError, match="compacted_topics"):
+                store.configure(compacted_topics=wrong)
+    assert cystore.StoreConfig(compacted_topics=("b", "a*")).compacted_topic_names() == ("a*", "b")
+
+
+def test_the_service_waits_until_it_is_worth_while(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        assert store.compact_due().done == 0
+        store.put(TOPIC, b"1", keys=["a"])
+        assert store.compact_due().done == 0
+        fill_log(store)
+        store.dispatch()
+        assert store.maintenance.compact_bytes == 2 * SETTINGS["mapped_file_size_commit_log_bytes"]
+        assert store.compact_due().done > 0
+        assert store.maintenance.compact_bytes == 0
+        assert store.compact_due().done == 0
+        assert numbers(tmp_path) == [0]
+
+
+def test_a_closed_or_read_only_store(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"1", keys=["a"])
+        store.compact()
+        with cystore.open(tmp_path, read_only=True) as reader:
+            assert found_in(reader) == {"a": b"1"}
+            with pytest.raises(cystore.StoreNotWritableError):
+                reader.compact()
+    for call in (
+        store.compact,
+        store.compact_due,
+        lambda: store.latest(TOPIC, "a"),
+        lambda: store.compacted(TOPIC),
+    ):
+        with pytest.raises(cystore.StoreClosedError):
+            call()
+
+
+@pytest.mark.parametrize("part", ["header", "record", "index", "empty", "short"])
+def test_a_damaged_file_is_told_and_mended(tmp_path, part):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"gone from the log", keys=["a"])
+        store.put(TOPIC, b"gone too", keys=["b"])
+        fill_log(store)
+        store.clean()
+        store.put(TOPIC, b"in the log", keys=["c"])
+        store.flush()
+        store.compact()
+    path = path_of(tmp_path, numbers(tmp_path)[-1])
+    data = bytearray(path.read_bytes())
+    if part == "empty":
+        data = bytearray()
+    elif part == "short":
+        data = data[:-1]
+    else:
+        data[{"header": 20, "record": HEADER_BYTES + 100, "index": len(data) - 1}[part]] ^= 1
+    os.chmod(path, 0o600)
+    path.write_bytes(data)
+    assert [damage.kind for damage in verify(tmp_path, cystore.StoreConfig(**SETTINGS))] == ["compacted"]
+    with open_small(tmp_path) as store:
+        assert bytes(store.latest(TOPIC, "c").body) == b"in the log"
+        if part != "empty":
+            with pytest.raises(cystore.CorruptRecordError, match="damaged"):
+                store.latest(TOPIC, "a")
+        done = store.compact()
+        assert done.damaged or part == "index"
+        kept = {"a": b"gone from the log", "b": b"gone too", "c": b"in the log"}
+        if part == "empty":
+            kept = {"c": b"in the log"}
+        elif part == "record":
+            del kept["a"]
+        assert found_in(store) == kept
+    assert list(verify(tmp_path, cystore.StoreConfig(**SETTINGS))) == []
+
+
+def test_foreign_names_stay(tmp_path):
+    folder = tmp_path / "compacted"
+    with open_small(tmp_path, **EXPIRED) as store:
+        folder.mkdir()
+        (folder / "notes.txt").write_text("mine")
+        store.put(TOPIC, b"1", keys=["a"])
+        store.compact()
+        store.put(TOPIC, b"2", keys=["a"])
+        store.flush()
+        assert dataclasses.asdict(store.compact())["records"] == 1
+        assert sorted(entry.name for entry in folder.iterdir()) == ["0" * 19 + "1", "notes.txt"]
