@@ -253,3 +253,44 @@ def test_foreign_names_stay(tmp_path):
         store.flush()
         assert dataclasses.asdict(store.compact())["records"] == 1
         assert sorted(entry.name for entry in folder.iterdir()) == ["0" * 19 + "1", "notes.txt"]
+
+
+def test_a_damaged_record_is_mended_from_the_log(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"1" * 500, keys=["a"])
+        store.compact()
+    path = path_of(tmp_path, numbers(tmp_path)[-1])
+    data = bytearray(path.read_bytes())
+    data[HEADER_BYTES + 300] ^= 1
+    path.write_bytes(data)
+    with open_small(tmp_path) as store:
+        assert store.compact().damaged
+        assert store.compact().damaged == ()
+        fill_log(store)
+        store.clean()
+        assert found_in(store) == {"a": b"1" * 500}
+
+
+@pytest.mark.parametrize("grows", [False, True], ids=["shorter", "other records"])
+def test_records_of_a_log_that_was_cut_are_gone(tmp_path, grows):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"kept", keys=["b"])
+        fill_log(store)
+        store.clean()
+        cut = store.put(TOPIC, b"2", keys=["a"])
+        store.flush()
+        assert store.compact().covered > cut.physical_offset
+    segment = max((tmp_path / "commitlog").glob("0*"))
+    with open(segment, "r+b") as file:
+        file.seek(cut.physical_offset - int(segment.name) + 100)
+        file.write(b"\xff")
+    with open_small(tmp_path, damaged_range="truncate") as store:
+        assert store.stats()["wrote"] == cut.physical_offset
+        if grows:
+            assert store.put("other", b"3", keys=["x"]).physical_offset == cut.physical_offset
+            store.put("other", bytes(500))
+            store.flush()
+        for _ in range(2):
+            assert found_in(store) == {"b": b"kept"}
+            assert store.latest(TOPIC, "a") is None
+            assert store.compact().keys == 1
