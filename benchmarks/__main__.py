@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.scale import command as scale
 from benchmarks.scale import growth
-from benchmarks.store import groups, importing, memory, writes
+from benchmarks.store import compact, groups, importing, memory, writes
 from benchmarks.suite import check, report, runner
 from benchmarks.suite.cases import CASES
 from benchmarks.suite.document import document
@@ -31,6 +31,7 @@ def _spark(arguments: list[str]) -> int:
 
 
 COMMANDS = {
+    "compact": compact.main,
     "groups": lambda _: groups.main(),
     "growth": growth.main,
     "import": lambda _: importing.main(),

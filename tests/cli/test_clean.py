@@ -65,3 +65,34 @@ def test_a_store_that_says_how_long_needs_no_setting(tmp_path, capsys):
 def test_no_store_is_made(tmp_path):
     assert main(["clean", str(tmp_path / "s"), "--set", "file_reserved_time_h=4"]) == 2
     assert not (tmp_path / "s").exists()
+
+
+def test_compact_keeps_the_newest(tmp_path, capsys):
+    path = str(tmp_path / "s")
+    with open_small(path) as store:
+        for number in range(30):
+            store.put("state", b"%d" % number, keys=[f"k{number % 3}"])
+    assert main(["compact", path]) == 2
+    assert "compacted_topics" in capsys.readouterr().err
+    assert main(["config", path, "--set", "compacted_topics=state"]) == 0
+    capsys.readouterr()
+    assert main(["compact", path, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["looked_at"], told["records"], told["keys"], told["damaged"]) == (30, 3, 3, [])
+    with open_small(path) as store:
+        store.put("state", b"later", keys=["k0"])
+    assert main(["info", path, "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert info["disk"]["compacted"]["size_bytes"] == told["size_bytes"]
+    assert {need["owner"]: need["physical_offset"] for need in info["needs"]}["compaction"] == told["covered"]
+    assert main(["verify", path]) == 0
+    (file,) = (tmp_path / "s" / "compacted").iterdir()
+    data = bytearray(file.read_bytes())
+    data[4200] ^= 1
+    file.write_bytes(data)
+    capsys.readouterr()
+    assert main(["verify", path]) == 1
+    assert "compacted" in capsys.readouterr().out
+    assert main(["compact", path]) == 1
+    assert "damaged, stepped over" in capsys.readouterr().out
+    assert main(["verify", path]) == 0

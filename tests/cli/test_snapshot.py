@@ -402,3 +402,19 @@ def test_the_command(store_path, target, command: Command):
         assert done.returncode == 2 and "already exists" in done.stderr and done.stderr.count("\n") == 1
     assert json.loads(command.ok("info", target, "--json"))["state"] == "closed"
     assert "20 records in" in command.ok("snapshot", target, Path(f"{target}-2"))
+
+
+def test_the_compacted_file_is_copied(tmp_path, target):
+    settings = {"compacted_topics": "state", "file_reserved_time_h": 0}
+    with open_small(tmp_path / "store", **settings) as store:
+        for number in range(100):
+            store.put("state", b"%d" % number, keys=[f"k{number % 10}"])
+            store.put("other", bytes(900))
+        store.flush()
+        assert store.clean().segments
+        store.put("state", b"newer", keys=["k0"])
+        newest = {f"k{number}": b"9%d" % number for number in range(10)} | {"k0": b"newer"}
+        take(tmp_path / "store", target)
+    with open_small(target) as copy:
+        assert {key: bytes(copy.latest("state", key).body) for key in newest} == newest
+        assert {one.keys[0]: bytes(one.body) for one in copy.compacted("state")} == newest

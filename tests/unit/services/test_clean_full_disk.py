@@ -102,3 +102,57 @@ def test_what_a_kill_left_in_the_spare_is_not_read(tmp_path):
     assert read_queue_offsets(tmp_path) == table(2)
     write_queue_offsets(tmp_path, table(3))
     assert read_queue_offsets(tmp_path) == table(3)
+
+
+COMPACTED = """
+import logging, os, sys
+import cystore
+from cystore.engine.files.compacted_file import numbers
+from tests.support.small_stores import open_small
+from pathlib import Path
+logging.disable()
+root = sys.argv[1]
+path = os.path.join(root, "s")
+settings = {"mapped_file_size_commit_log_bytes": 1 << 16, "file_reserved_time_h": 0, "compacted_topics": "state"}
+def use_up():
+    rest = os.open(os.path.join(root, "rest"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        while os.write(rest, bytes(4096)):
+            pass
+    except OSError:
+        os.close(rest)
+with open_small(path, **settings) as store:
+    model = {}
+    def fill(count, size):
+        for number in range(count):
+            model[f"k{number % 20}"] = os.urandom(size)
+            store.put("state", model[f"k{number % 20}"], keys=[f"k{number % 20}"])
+        store.flush()
+    def check():
+        assert {key: bytes(store.latest("state", key).body) for key in model} == model
+    fill(100, 3000)
+    first = store.compact()
+    fill(100, 3000)
+    use_up()
+    try:
+        store.compact()
+    except cystore.StoreFullError as error:
+        assert error.path is not None
+        print("full")
+    assert numbers(Path(path)) == [0]
+    check()
+    done = store.clean()
+    assert done.segments == 0 or done.min_physical_offset <= store._attached().compactor.covered()
+    check()
+    os.unlink(os.path.join(root, "rest"))
+    assert store.clean().segments + done.segments > 4
+    check()
+with open_small(path, **settings) as store:
+    check()
+print("went on")
+"""
+
+
+@pytest.mark.may_skip(NOT_ASKED)
+def test_a_full_disk_keeps_the_compacted_file_in_force(tmp_path):
+    assert on_small_disk("6m", tmp_path, COMPACTED) == "full\nwent on\n"
