@@ -40,7 +40,15 @@ from cystore.celery.results.consumer import ResultConsumer
 from cystore.celery.results.encoding import encode_meta
 from cystore.celery.results.expiry import Expiry
 from cystore.celery.routing.other_homes import Elsewhere, reader_of
-from cystore.celery.stores import DEFAULTS, Location, open_shared, open_to_read, release, shown
+from cystore.celery.stores import (
+    DEFAULTS,
+    Location,
+    compacts_results,
+    open_shared,
+    open_to_read,
+    release,
+    shown,
+)
 from cystore.celery.versions import decompress_payload
 
 # Nothing was appended, and time or an operator may mend it.
@@ -216,11 +224,17 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         )
         if name:
             properties["task"] = name
+        key = records.key_of(task_id)
+        keys: tuple[str, ...] = (key,)
+        if topic == records.RESULTS and self.location.path and compacts_results(self.store):
+            keys, until_ms = records.kept_keys(key, tag), self.expiry.until_ms(tag)
+            if until_ms is not None:
+                properties["EXPIRES_AT_MS"] = str(until_ms)  # compaction keeps it no longer
         record = {
             "topic": topic,
             "body": body,
             "queue_id": records.queue_of(name),
-            "keys": (records.key_of(task_id), also) if also else (records.key_of(task_id),),
+            "keys": (*keys, also) if also else keys,
             "tags": tag,
             "properties": properties,
         }

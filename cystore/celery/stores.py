@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import functools
 import logging
 import math
 import os
@@ -25,6 +27,7 @@ from cystore.layout import CONSTANTS
 log = logging.getLogger("cystore")
 
 SCHEME = "cystore"
+RESULTS_TOPIC = "celery_results"
 REMOTE = "remote"  # Celery uses the part before the plus as the backend's name, and passes on the rest
 READER = "reader"
 EXAMPLE = "cystore:///var/lib/app/store"
@@ -63,6 +66,18 @@ SERVER: dict[str, Any] = {
     # an unmounted disk must not lead to a second store: `celery -A APP cystore create` makes the first
     "create": False,
 }
+
+
+@functools.lru_cache(16)
+def names_results(compacted_topics: str) -> bool:
+    """Whether a value of the setting compacted_topics names the topic of results."""
+    names = StoreConfig(compacted_topics=compacted_topics).compacted_topic_names()
+    return any(fnmatch.fnmatchcase(RESULTS_TOPIC, name) for name in names)
+
+
+def compacts_results(store: MessageStore) -> bool:
+    """Whether the store compacts results: their newest states outlive its retention."""
+    return names_results(store.settings.compacted_topics)
 
 
 @dataclass(frozen=True)
@@ -134,12 +149,17 @@ class Location:
         reserved_h = StoreConfig.from_mapping({**DEFAULTS, **self.settings}).file_reserved_time_h
         return dataclasses.replace(self, file_reserved_time_h=max(reserved_h, expires_h))
 
+    @property
+    def compacts(self) -> bool:
+        """Whether the options ask for compaction, so that retention need not be as long as the lifetime of results."""
+        return names_results(StoreConfig.from_mapping(self.settings).compacted_topics)
+
     def config(self, **more: Any) -> StoreConfig:
         """Settings for `cystore.open`, with `more`. An existing store keeps the lengths of its files, and its retention
         (`keep_at_least`)."""
         given = {**self.settings, **more}
         suggested = dict(DEFAULTS)
-        if self.file_reserved_time_h is not None:
+        if self.file_reserved_time_h is not None and not self.compacts:
             given.pop("file_reserved_time_h", None)
             suggested["file_reserved_time_h"] = self.file_reserved_time_h
             # A segment is removed as a whole: one that takes records for a day keeps the first of them for a day
@@ -151,6 +171,8 @@ class Location:
         """Makes the store keep records as long as the results need. A store that keeps them longer is left as it is:
         another app, or an operator (`cystore config`), wants that."""
         wanted_h, now_h = self.file_reserved_time_h, store.settings.file_reserved_time_h
+        if compacts_results(store):
+            return  # compaction keeps the results, and each record says for how long
         if wanted_h is None or store.config.read_only or wanted_h == now_h:
             return
         if wanted_h > now_h:

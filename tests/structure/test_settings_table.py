@@ -32,7 +32,6 @@ def test_every_setting_of_the_app_is_in_the_table():
 
 # Settings that no code reads as an attribute, and why they are no lie.
 ELSEWHERE = {
-    "compacted_topics": "`compacted_topic_names` of the configuration reads it",
     "message_delay_level": "`delay_levels_ms` of the configuration reads it",
 }
 

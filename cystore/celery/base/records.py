@@ -23,12 +23,15 @@ from uuid import UUID
 from celery import states
 
 from cystore import Message, MessageStore
+from cystore.celery.stores import RESULTS_TOPIC, compacts_results
 
-RESULTS, GROUPS, CHORDS = "celery_results", "celery_groups", "celery_chords"
+RESULTS, GROUPS, CHORDS = RESULTS_TOPIC, "celery_groups", "celery_chords"
 TOPICS = (RESULTS, GROUPS, CHORDS)
 FORGET, SAVED = "FORGET", "SAVED"
 # property of a state that came from another host after the state that followed it: history alone shows it
 LATE = "late"
+# Behind the key of a task, the other keys of its ends in a store that compacts results: no id is encoded like that.
+SUCCEEDED, ENDED = "%SUCCESS", "%END"
 NAMED_QUEUES = 1023
 FIRST_LOOK = 32  # records of one id; nearly all have two
 
@@ -79,13 +82,33 @@ def fold(records: Iterable[Message]) -> Message | None:
     return success or newest
 
 
+def kept_keys(key: str, tag: str) -> tuple[str, ...]:
+    """The keys of a record in a store that compacts results, so that compaction keeps each record that `fold` may
+    choose: the newest one, and also the newest success and the newest other end. Forgetting ends all of them."""
+    ends = {states.SUCCESS: key + SUCCEEDED, FORGET: key + SUCCEEDED}
+    others = {**dict.fromkeys(states.READY_STATES, key + ENDED), states.SUCCESS: "", FORGET: key + ENDED}
+    return tuple(name for name in (key, ends.get(tag, ""), others.get(tag, "")) if name)
+
+
+def compacted_of(store: MessageStore, topic: str, key: str, known: list[Message]) -> list[Message]:
+    """The records of an id that compaction keeps and that are not among the `known` ones of the log, newest first."""
+    if topic != RESULTS or not compacts_results(store) or any(
+        is_tombstone(record) or record.tags == states.SUCCESS for record in known
+    ):  # fmt: skip
+        return []
+    looked = (store.latest(topic, name) for name in (key, key + ENDED, key + SUCCEEDED))
+    found = {record.physical_offset: record for record in looked if record is not None}
+    offsets = sorted(set(found) - {record.physical_offset for record in known}, key=int, reverse=True)
+    return [found[offset] for offset in offsets]
+
+
 def records_of(store: MessageStore, topic: str, key: str, *, to_tombstone: bool = True) -> list[Message]:
     """The records of an id, newest first: all, or at least those down to its last tombstone."""
     count = FIRST_LOOK
     while True:
         found = store.query(topic, key, count)
         if len(found) < count or (to_tombstone and any(map(is_tombstone, found))):
-            return found
+            return [*found, *compacted_of(store, topic, key, found)]
         count *= 16
 
 
@@ -93,7 +116,7 @@ def records_of_many(store: MessageStore, topic: str, keys: Iterable[str]) -> dic
     """`records_of` for each key, with one look at the store for nearly all of them."""
     looked = store.query_many(topic, keys, FIRST_LOOK)
     return {
-        key: found
+        key: [*found, *compacted_of(store, topic, key, found)]
         if len(found) < FIRST_LOOK or any(map(is_tombstone, found))
         else records_of(store, topic, key)
         for key, found in looked.items()

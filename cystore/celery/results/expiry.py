@@ -20,6 +20,11 @@ class Expiry:
     seconds: float | None
     failure_seconds: float | None
 
+    def until_ms(self, tag: str) -> int | None:
+        """The time until which a record that is stored now is valid; None is for ever."""
+        seconds = self.failure_seconds if tag == states.FAILURE else self.seconds
+        return now_ms() + int(seconds * 1000) if seconds else None
+
     def holds(self, message: Message) -> bool:
         """True while a record is valid."""
         seconds = self.failure_seconds if message.tags == states.FAILURE else self.seconds

@@ -131,8 +131,10 @@ with open_small(path, **settings) as store:
     def check():
         assert {key: bytes(store.latest("state", key).body) for key in model} == model
     fill(100, 3000)
-    first = store.compact()
+    store.compact()
+    store.clean()
     fill(100, 3000)
+    store.dispatch()
     use_up()
     try:
         store.compact()
@@ -142,10 +144,10 @@ with open_small(path, **settings) as store:
     assert numbers(Path(path)) == [0]
     check()
     done = store.clean()
-    assert done.segments == 0 or done.min_physical_offset <= store._attached().compactor.covered()
+    assert done.segments > 0
     check()
     os.unlink(os.path.join(root, "rest"))
-    assert store.clean().segments + done.segments > 4
+    assert store.clean().segments + done.segments > 3
     check()
 with open_small(path, **settings) as store:
     check()
