@@ -61,9 +61,9 @@ class Selection:
         """Takes the records of [begin, end) of the log. Damage is stepped over."""
         at = self.end = begin
         while at < end:
-            hole = self._log.holes.covering(at)
-            if hole is not None:
-                self.end = at = hole[1]
+            damaged = self._log.damaged_ranges.covering(at)
+            if damaged is not None:
+                self.end = at = damaged[1]
                 continue
             if report is not None:
                 report("compacting", at - begin, end - begin)
@@ -88,7 +88,7 @@ class Selection:
     def _take_part(self, segment: MappedFile, at: int, end: int) -> int:
         """Where the walk goes on; -1: the record at `at` goes beyond the end."""
         file_end = self._log.files.base_of(at) + self._log.file_bytes
-        until = min(segment.end, end, self._log.holes.next_begin(at))
+        until = min(segment.end, end, self._log.damaged_ranges.next_begin(at))
         place, status = self.table.take(segment, at - segment.base, until - segment.base, in_log=True)
         reached = segment.base + place
         if status == BLANK or file_end - reached < BLANK_SIZE_MIN:
@@ -97,12 +97,12 @@ class Selection:
             return reached
         if status == SHORT and until == end:
             return -1
-        hole = self._log.damage.covering(reached)  # listed meanwhile?
-        if hole is None:
+        damaged = self._log.damage.covering(reached)  # listed meanwhile?
+        if damaged is None:
             found = next_record(segment, reached + 1 - segment.base, until - segment.base, in_log=True)
-            hole = reached, until if found < 0 else segment.base + found
-            self._tell(f"[{hole[0]}, {hole[1]}) of the log")
-        return hole[1]
+            damaged = reached, until if found < 0 else segment.base + found
+            self._tell(f"[{damaged[0]}, {damaged[1]}) of the log")
+        return damaged[1]
 
     def _tell(self, what: str) -> None:
         self.damaged.append(what)
