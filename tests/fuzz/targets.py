@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from tests.fuzz import kernels, parsers, replication, stores
+from tests.fuzz import compaction, kernels, parsers, replication, stores
 
 TARGETS = {
     target.name: target
-    for target in (*kernels.TARGETS, *parsers.TARGETS, *stores.TARGETS, *replication.TARGETS)
+    for target in (
+        *kernels.TARGETS,
+        *compaction.TARGETS,
+        *parsers.TARGETS,
+        *stores.TARGETS,
+        *replication.TARGETS,
+    )
 }

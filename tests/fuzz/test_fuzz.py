@@ -60,6 +60,8 @@ REACHED_BY = {
     "record": "record",
     "message": "message",
     "append": "put",
+    "append_loop": "put",
+    "latest": "latest",
     "copied": "copied",
     "properties": "properties",
     "program": "filter",

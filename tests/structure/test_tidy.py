@@ -129,6 +129,7 @@ BANS = (
             "cystore/_native/memory/locks.pxd": "the guard",
             "cystore/_native/memory/locks.pyx": "its wait",
             "cystore/_native/memory/atomics.pxd": "declarations",
+            "cystore/_native/read/tail.pyx": "a lock of one process, not of the control block",
             "cystore/_native/read/tail_table.pyx": "a lock of one process, not of the control block",
         },
         example="    pthread_mutex_lock(&lock)",
