@@ -17,7 +17,7 @@ from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
 from cystore.derived.files.index import IndexFiles
 from cystore.derived.reading.dispatch_help import DispatchHelp
-from cystore.derived.reading.many_keys import add_newer, distinct
+from cystore.derived.reading.many_keys import add_newer, distinct, newest_first
 from cystore.derived.reading.request import stored_topic
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError
@@ -129,10 +129,7 @@ class KeySearch:
                     "a query cannot read behind damage that dispatch has not stepped over yet: %s", error
                 )
                 damaged = [*damaged, error]
-            known = {message.physical_offset for message in newer}
-            messages = [*reversed(newer), *(m for m in messages if m.physical_offset not in known)][
-                :max_count
-            ]
+            messages = newest_first([*newer, *messages], max_count)
         if not with_expired and len(self._windows) < SPARE_WINDOWS:
             self._windows.append(window)
         return QueryResult(messages, damaged)

@@ -47,7 +47,12 @@ def add_newer(
             ]
             log.error("a query cannot read behind damage: %s", damaged[0])
         if newer or end < wrote:
-            known = {message.physical_offset for message in newer}
-            messages = [*newer, *(m for m in older if m.physical_offset not in known)]
             more = damaged if end < wrote else []
-            found[key] = QueryResult(messages[:max_count], [*older.damaged, *more])
+            found[key] = QueryResult(newest_first([*newer, *older], max_count), [*older.damaged, *more])
+
+
+def newest_first(messages: Iterable[Message], max_count: int) -> list[Message]:
+    """Messages of the index and of the log behind it, each once. Dispatch may have entered both those of the log and
+    newer ones meanwhile."""
+    by_offset = {message.physical_offset: message for message in messages}
+    return [by_offset[offset] for offset in sorted(by_offset, reverse=True)][:max_count]
