@@ -1,8 +1,8 @@
-"""Small JSON files: the one module that reads and writes JSON which lies in a store.
+"""Small JSON files: the only module that reads and writes a store's JSON.
 
-Most have a checksum: a map whose entry `checksum` is the CRC-32C of all others. A flipped bit can turn one valid number
-into another, which JSON alone does not show. RocketMQ's files have keys without quotes, because fastjson writes integer
-keys so; `parse_bare_keys` reads those as well.
+Most files hold a map whose entry `checksum` is the CRC-32C of all other entries. A flipped bit can turn one valid
+number into another, which JSON alone does not show. RocketMQ's files have keys without quotes, because fastjson writes
+integer keys so; `parse_bare_keys` reads those as well.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from cystore._native.record.checksum import crc32c
 
 Separators = tuple[str, str]
-# Both are in files of earlier releases: how the other entries are written for their checksum.
+# How the other entries are written for the checksum. Files of earlier releases use both.
 SPACED: Separators = (", ", ": ")
 COMPACT: Separators = (",", ":")
-# A string, which is left as it is, or a key without quotes behind a brace or a comma.
+# A string (stays as it is), or a key without quotes after a brace or a comma.
 _BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,])(\s*)(-?\w+)(?=\s*:)')
 
 
@@ -37,7 +37,7 @@ def render_with(content: dict[str, Any], checksum: int) -> bytes:
 
 
 def render_compact(content: dict[str, Any]) -> bytes:
-    """The bytes of content whose checksum stands somewhere else."""
+    """The bytes of content whose checksum is stored somewhere else."""
     return json.dumps(content, separators=COMPACT).encode() + b"\n"
 
 
@@ -55,12 +55,12 @@ def parse(data: bytes, separators: Separators = SPACED) -> dict[str, Any]:
 
 
 def parse_unchecked(data: bytes) -> dict[str, Any]:
-    """The map in the bytes of a file, with its checksum, which the caller compares. Raises ValueError."""
+    """The map in the bytes of a file, with its checksum; the caller compares it. Raises ValueError."""
     return _map_in(data)
 
 
 def parse_bare_keys(text: str) -> dict[str, Any]:
-    """The map in the text of a file of RocketMQ's or ours; its keys may lack quotes, its numbers must be whole. Raises
+    """The map in the text of RocketMQ's file or ours. Keys may lack quotes; numbers must be whole. Raises
     ValueError."""
     quoted = _BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text)
     return _map_in(quoted, parse_float=_refuse, parse_constant=_refuse)

@@ -1,4 +1,4 @@
-"""Operations on a whole file system: a sync of everything that is dirty, and the exchange of two names."""
+"""Operations on a whole file system: the sync of all dirty pages, and the exchange of two names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ KEPT = ".kept"
 
 
 def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
-    """Gives `source` the name `target`; with `exchange` the two swap their names. Atomic; not durable before the
-    folder is synced."""
+    """Gives `source` the name `target`; with `exchange` the two swap their names. The change is atomic. It is
+    durable after a sync of the folder."""
     with files.translated(target), inside(source) as (here, old), inside(target) as (there, new):
         if not exchange:
             os.rename(old, new, src_dir_fd=here, dst_dir_fd=there)
@@ -28,8 +28,7 @@ def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
             code = ctypes.get_errno()
             if code not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise OSError(code, os.strerror(code), str(target))
-            # This file system cannot exchange names. `target` exists at every moment; a kill leaves a third name
-            # behind.
+            # This file system cannot exchange names. `target` exists at every moment; a kill can leave a third name.
             kept = source.with_name(source.name + KEPT)
             kept.unlink(missing_ok=True)
             os.link(target, kept)
@@ -44,15 +43,15 @@ def tells_errors() -> bool:
 
 
 class FileSystem:
-    """The file system that holds a folder. It keeps a descriptor from the first sync on, because the kernel reports
-    later errors to it."""
+    """The file system that holds a folder. It keeps its descriptor from the first sync on: the kernel reports
+    later errors on that descriptor."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: Descriptor | None = None
 
     def sync(self) -> bool:
-        """Makes everything in it durable, names too. False if the kernel would not report a failure. Raises
+        """Makes all files and names in it durable. False if the kernel would not report a failure. Raises
         SyncFailedError."""
         if not tells_errors():
             return False
@@ -66,5 +65,5 @@ class FileSystem:
         return True
 
     def close(self) -> None:
-        """Gives the descriptor back; a later sync takes another one."""
+        """Releases the descriptor; a later sync opens another."""
         self._open = None

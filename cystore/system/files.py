@@ -1,8 +1,8 @@
 """The only callers of open, fsync, rename, unlink and fallocate on the Python side.
 
-No symbolic link is followed, not as the last part of a path and not on the way to it: a store's root is resolved
-once, when it is opened. A new file or folder takes the access of the folder it is made in: for the owner alone, or
-for a group (`share`).
+No call follows a symbolic link, neither in the last part of a path nor before it: a store's root is resolved once,
+when the store is opened. A new file or folder gets the access of its folder: for the owner alone, or for a group
+too (`share`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _RENAME_NOREPLACE = 1
 
 
 def _open(path: Path, flags: int) -> Descriptor:
-    """`open_file` with the system's own errors."""
+    """`open_file` that raises the system's own errors."""
     with inside(path) as (folder, name):
-        # Without O_NONBLOCK the open of a FIFO in the place of a file would wait for its other end.
+        # Without O_NONBLOCK, the open of a FIFO in place of a file would wait for its other end.
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         shared = bool(flags & os.O_CREAT) and is_shared(os.fstat(folder))
         opened = open_in(folder, name, flags, SHARED_FILE_MODE if shared else FILE_MODE)
@@ -63,7 +63,7 @@ def is_shared(folder: os.stat_result) -> bool:
 
 
 def open_file(path: Path, flags: int) -> Descriptor:
-    """A descriptor that is closed on exec, opened without following a link. It goes with its object."""
+    """A descriptor that is closed on exec, opened without following a link. It is closed with its object."""
     with translated(path):
         return _open(path, flags)
 
@@ -71,12 +71,12 @@ def open_file(path: Path, flags: int) -> Descriptor:
 def map_file(
     path: Path, base: int, length: int, *, writable: bool = True, private: bool = False, sealed: bool = False
 ) -> MappedFile:
-    """`MappedFile.of` a file opened without following a link. Raises OSError; StoreError when the file has another
-    length.
+    """`MappedFile.of` a file that is opened without following a link. Raises OSError, or StoreError if the file has
+    another length.
 
-    No process writes to a `sealed` file any more, and a private mapping belongs to one process: holes of such files (of
-    a sparse copy) are mapped as memory. Reading a hole through an ordinary mapping takes space on some file systems,
-    and kills the process if there is none.
+    No process writes to a `sealed` file any more, and a private mapping belongs to one process. Holes of such files
+    (a sparse copy has them) are mapped as memory: a read of a hole through an ordinary mapping takes space on some
+    file systems, and kills the process if there is none.
     """
     with _open(path, os.O_RDWR if writable and not private and not sealed else os.O_RDONLY) as fd:
         if (private or sealed) and os.fstat(fd).st_blocks * BLOCK_BYTES < length:
@@ -97,7 +97,7 @@ def is_at(path: Path, file: MappedFile) -> bool:
 
 
 class Entry:
-    """One name of a folder: `name`, `path`, and its type. A name that was removed since the listing has no `status`."""
+    """One name in a folder: `name`, `path`, and its type. `status` is None if it was not asked for."""
 
     def __init__(self, folder: Path, found: os.DirEntry[str], status: os.stat_result | None) -> None:
         self.name, self.status, self._folder = found.name, status, folder
@@ -118,13 +118,13 @@ class Entry:
         return self._is_folder
 
     def stat(self, *, follow_symlinks: bool = False) -> os.stat_result:
-        """The result of the listing, or of a look now. Raises OSError."""
+        """The status from the listing, otherwise a new one. Raises OSError."""
         return self.status or self.path.stat(follow_symlinks=False)
 
 
 def entries(path: Path, *, sizes: bool = False) -> list[Entry]:
-    """The entries of a folder, sorted by name; empty without a folder. A link in it is refused. With `sizes` each entry
-    has its status, and files that are removed meanwhile are left out."""
+    """The entries of a folder, sorted by name; empty if there is no folder. Refuses a link in it. With `sizes` each
+    entry has its status, and files that are removed meanwhile are left out."""
     found: list[Entry] = []
     with translated(path):
         try:
@@ -144,7 +144,7 @@ def entries(path: Path, *, sizes: bool = False) -> list[Entry]:
 
 
 def size_of(entry: Entry) -> int | None:
-    """The length of a file that a folder was listed with `sizes`."""
+    """The length of a file that was listed with `sizes`."""
     return None if entry.status is None else entry.status.st_size
 
 
@@ -155,12 +155,12 @@ def names(path: Path) -> set[str]:
 
 
 def opened(path: Path, flags: int = os.O_RDONLY) -> Descriptor:
-    """`open_file` for a with block, which gives the descriptor's number."""
+    """`open_file` for a with block; the block gets the descriptor's number."""
     return open_file(path, flags)
 
 
 def read_all(path: Path, *, most: int | None = None, first: int | None = None) -> bytes:
-    """The whole file, or its `first` bytes. A file of more than `most` bytes is refused: it is foreign, and would not
+    """The whole file, or its `first` bytes. Refuses a file of more than `most` bytes: it is foreign, and might not
     fit into memory."""
     with opened(path) as fd, translated(path):
         length = os.fstat(fd).st_size
@@ -174,7 +174,7 @@ def read_all(path: Path, *, most: int | None = None, first: int | None = None) -
 
 
 def read_if_there(path: Path, *, first: int | None = None) -> bytes | None:
-    """A whole small file, or its `first` bytes; None without one: it may be removed between a look and a read."""
+    """A whole small file, or its `first` bytes; None if it is missing. It may be removed between a check and a read."""
     try:
         return read_all(path, most=SMALL_FILE_BYTES_MAX, first=first)
     except StoreIOError as error:
@@ -198,7 +198,7 @@ def pread_full(fd: int, offset: int, count: int, path: Path | str = "") -> bytes
 
 
 def sync_directory(path: Path) -> None:
-    """Makes names made or removed in `path` durable."""
+    """Makes new and removed names in `path` durable."""
     with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
         sync(fd, path)
 
@@ -206,7 +206,7 @@ def sync_directory(path: Path) -> None:
 def sync(fd: int, path: Path | str = "", *, data_only: bool = False, named: bool = True) -> None:
     """Makes the content of an open file durable. Raises SyncFailedError.
 
-    A nameless file (`named=False`) is thrown away after a failed sync: a lack of space is an error of this call alone.
+    The caller discards a nameless file (`named=False`) after a failed sync, so a lack of space fails only this call.
     """
     with translated(path):
         try:
@@ -218,8 +218,8 @@ def sync(fd: int, path: Path | str = "", *, data_only: bool = False, named: bool
 
 
 def make_directory(path: Path, *, durable: bool = True) -> None:
-    """`path` and its parents, each name durable unless that is done later, with the access of the folder that each is
-    made in."""
+    """Makes `path` and its parents; each gets the access of its folder. With `durable=False` the caller syncs the
+    names later."""
     if _is_folder(path):
         return
     make_directory(path.parent, durable=durable)
@@ -232,7 +232,7 @@ def make_directory(path: Path, *, durable: bool = True) -> None:
 
 
 def make_root(path: Path, group: int | None) -> None:
-    """`path` and its parents durably, for the owner alone or for a group too."""
+    """Makes `path` and its parents durably, for the owner alone or for a group too."""
     if _is_folder(path):
         return
     make_root(path.parent, group)
@@ -251,7 +251,7 @@ def share(folder: Path, group: int) -> None:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether there is a folder. A link on the way, or something else in its place, is refused."""
+    """Whether the folder exists. Refuses a link in the path, and another kind of file in its place."""
     with translated(path):
         try:
             open_folder(path).close()
@@ -261,8 +261,8 @@ def _is_folder(path: Path) -> bool:
 
 
 def temporary(root: Path) -> Temporary:
-    """A new name in the store's tmp folder, because a strange name beside the log would stop RocketMQ's load. A with
-    block gives its path; at its end no file has that name any more. Raises StoreMovedError."""
+    """A new name in the store's tmp folder: an unknown name beside the log would stop RocketMQ's load. The with block
+    gets its path; when the block ends, no file has that name any more. Raises StoreMovedError."""
     check_place(root)
     folder = root / TMP_DIRECTORY
     make_directory(folder)
@@ -272,7 +272,7 @@ def temporary(root: Path) -> Temporary:
 
 
 def _give_up(path: Path) -> None:
-    """After an error; the caller raises that one. On a failing disk the file may stay."""
+    """Removes a file after an error that the caller raises. On a failing disk the file may stay."""
     with contextlib.suppress(OSError):
         _unlink(path)
 
@@ -311,7 +311,7 @@ def write_whole(root: Path, path: Path, data: bytes | memoryview, *, keep_last: 
 
 
 def allocate(fd: int, begin: int, end: int, path: Path | str = "") -> None:
-    """Reserves disk space for [begin, end) of a file and leaves its length alone."""
+    """Reserves disk space for [begin, end) of a file; its length does not change."""
     if end <= begin:
         return
     length, offset = ctypes.c_int64(end - begin), ctypes.c_int64(begin)
@@ -327,8 +327,8 @@ class FileReplacedError(StoreIOError):
 
 
 def allocate_mapped(path: Path, file: MappedFile, begin: int, end: int) -> None:
-    """`allocate` of a mapped file, opened for as long as that takes. Raises FileReplacedError when its name leads
-    elsewhere by now."""
+    """`allocate` for a mapped file; opens it for the call. Raises FileReplacedError if its path names another file
+    now."""
     if end <= begin or file.in_memory:
         return
     try:
@@ -342,7 +342,7 @@ def allocate_mapped(path: Path, file: MappedFile, begin: int, end: int) -> None:
 
 
 def reserve(path: Path, length: int) -> None:
-    """Makes `path`, an empty file that takes up `length` bytes of the disk. Raises StoreFullError."""
+    """Makes `path`, an empty file that occupies `length` bytes on the disk. Raises StoreFullError."""
     with opened(path, os.O_RDWR | os.O_CREAT) as fd:
         allocate(fd, 0, length, path)
 
@@ -350,12 +350,12 @@ def reserve(path: Path, length: int) -> None:
 def create_sized(
     root: Path, path: Path, length: int, allocated_bytes: int, *, replace: bool = False, durable: bool = True
 ) -> None:
-    """Makes `path` with full `length`, its first `allocated_bytes` reserved, zero everywhere.
+    """Makes `path` with its full `length`, all zeros, and reserves its first `allocated_bytes`.
 
-    The file gets its name only when all that is durable. Unless `replace`, it never replaces another; losing that race
-    to another process is no error. A crash leaves at most a nameless file in tmp/, which the next load removes. Without
-    `durable` a power cut may remove the file again until it and its folder are synced. A name that exists always has
-    its length, because the supported file systems keep such changes in order.
+    The file gets its name after its content is durable. Unless `replace` is set, it never replaces another file; if
+    another process makes the file first, that is no error. A crash leaves at most a file in tmp/; the next load
+    removes it. Without `durable`, a power cut may remove the file until it and its folder are synced. A file with
+    this name always has its full length, because the supported file systems keep such changes in order.
     """
     make_directory(path.parent, durable=durable)
     named = True
@@ -380,7 +380,7 @@ def create_sized(
             sync_directory(path.parent)
         except BaseException:
             if named:
-                _give_up(path)  # found there later, its name would be taken for durable
+                _give_up(path)  # a later caller that found the name would take it for durable
             raise
 
 
@@ -404,7 +404,7 @@ def rename_no_replace(source: Path, target: Path) -> None:
 
 
 def remove(path: Path, *, durable: bool = True) -> None:
-    """Unlinks `path`, durably unless a power cut may bring it back. A missing file is no error."""
+    """Unlinks `path`. Without `durable`, a power cut may bring it back. A missing file is no error."""
     with translated(path), contextlib.suppress(FileNotFoundError):
         _unlink(path)
     if durable:
@@ -412,7 +412,7 @@ def remove(path: Path, *, durable: bool = True) -> None:
 
 
 def remove_directory(path: Path, *, durable: bool = True) -> None:
-    """Removes an empty directory, durably unless a power cut may bring it back. A missing one is no error."""
+    """Removes an empty directory. Without `durable`, a power cut may bring it back. A missing one is no error."""
     with translated(path), contextlib.suppress(FileNotFoundError), inside(path) as (folder, name):
         os.rmdir(name, dir_fd=folder)
     if durable:
@@ -420,8 +420,8 @@ def remove_directory(path: Path, *, durable: bool = True) -> None:
 
 
 def remove_below(folder: Path) -> None:
-    """Removes everything in a folder durably, the deepest first; links are removed, not followed. A missing folder is
-    no error."""
+    """Removes the content of a folder durably, the deepest names first; removes links and does not follow them. A
+    missing folder is no error."""
     if not _is_folder(folder):
         return
     with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd, translated(folder), os.scandir(fd) as listed:
@@ -434,22 +434,22 @@ def remove_below(folder: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder with everything in it, durably. A missing one is no error."""
+    """Removes a folder and its content durably. A missing folder is no error."""
     if _is_folder(path):
         remove_below(path)
         remove_directory(path)
 
 
 def read_back(path: Path) -> bytes:
-    """The whole file from the disk: the page cache drops it first, if the file system can do that."""
+    """The whole file, read from the disk: asks the page cache to drop it first."""
     with opened(path) as fd, translated(path):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     return read_all(path)
 
 
 def clear_temporaries(root: Path) -> None:
-    """Removes leftovers of a crash from tmp/; a name that `temporary` does not make is foreign and stays. Only for a
-    process that is alone in the store."""
+    """Removes a crash's leftover files from tmp/. Foreign names, which `temporary` does not make, stay. Only for a
+    process that has the store alone."""
     folder = root / TMP_DIRECTORY
     if not _is_folder(folder):
         return

@@ -1,5 +1,4 @@
-"""Folders held open: names beneath a store's directory are looked up in the opened directory, whatever its path names
-now.
+"""Folders held open: a look-up of a name in a store uses the opened directory, even if its path names another now.
 
 The look-up follows no symbolic link, and no `..` leaves the store.
 """
@@ -19,7 +18,7 @@ from cystore.errors import StoreClosedError, StoreMovedError
 _AT_FDCWD = -100
 _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x04, 0x08
 _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-LIBC = ctypes.CDLL(None, use_errno=True)  # once: each CDLL keeps a class of its own for ever
+LIBC = ctypes.CDLL(None, use_errno=True)  # made once: each CDLL keeps a class for ever
 
 
 class Home:
@@ -30,7 +29,7 @@ class Home:
     def __init__(self, path: Path | str, folder: Descriptor | None = None) -> None:
         self.path = str(path)
         self.prefix = self.path.rstrip("/") + "/"
-        # None after `let_go`. A call keeps the Descriptor until it is through.
+        # None after `let_go`. A call in progress keeps its own reference to the Descriptor.
         self.folder = folder = folder or open_folder(Path(path))
         status = os.fstat(folder.fd)
         self._identity = status.st_dev, status.st_ino
@@ -40,13 +39,13 @@ class Home:
         self.folder = None
 
     def check(self) -> None:
-        """Raises StoreMovedError when the path does not lead to this directory any more. One look costs 1 to 2
+        """Raises StoreMovedError if the path does not lead to this directory any more. A check costs 1 to 2
         microseconds."""
         try:
             status = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
             found = "its path does not exist now"
-        except OSError:  # without access nobody can say that it moved
+        except OSError:  # without access this process cannot tell whether it moved
             return
         else:
             if (status.st_dev, status.st_ino) == self._identity:
@@ -91,8 +90,8 @@ def held_open(path: Path) -> Path:
 
 
 def held_again(path: Path) -> Path:
-    """The store's directory of a `held_open` path once more; each is released by itself. Raises StoreClosedError,
-    OSError."""
+    """Another HomePath for the directory of a `held_open` path; each is released separately. Raises
+    StoreClosedError, OSError."""
     folder = at(path)[0]
     return held_open(path) if folder is None else _path_in(Home(os.fspath(path), folder))
 
@@ -111,7 +110,7 @@ def check_place(path: Path) -> None:
 
 
 def let_go(path: Path) -> None:
-    """Ends `held_open`; the descriptor goes when no call uses it any more."""
+    """Ends `held_open`; the descriptor is closed when no call uses it any more."""
     if isinstance(path, HomePath):
         path.home.let_go()
 
@@ -144,11 +143,11 @@ def open_folder(path: Path) -> Descriptor:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EPERM):
             raise
-    return _walk_to_folder(folder, Path(name))  # before Linux 5.6, or a sandbox that does not know the call
+    return _walk_to_folder(folder, Path(name))  # Linux before 5.6, or a sandbox without this call
 
 
 def _walk_to_folder(folder: int, path: Path) -> Descriptor:
-    """The same, one part after the other."""
+    """The same as `open_folder`, one part of the path at a time."""
     flags = _FLAGS | os.O_NOFOLLOW
     if ".." in path.parts and folder != _AT_FDCWD:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(path))
@@ -161,8 +160,8 @@ def _walk_to_folder(folder: int, path: Path) -> Descriptor:
 
 
 def inside(path: Path) -> InFolder:
-    """A with block that gives (descriptor of the folder that a path's last part is in, that part), for calls that
-    take a name in a folder. Raises OSError."""
+    """A with block that gives (descriptor of the path's parent folder, last part of the path), for calls that take a
+    name in a folder. Raises OSError."""
     folder, name = at(path)
     if folder is not None and name == ".":
         return InFolder(folder, ".", owned=False)
@@ -173,8 +172,7 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # an o
 
 
 def open_file_in(folder: int, name: str) -> Descriptor:
-    """A descriptor for reading, for callers that look at very many files; does not follow `name` if it is a link.
-    Raises OSError."""
+    """A descriptor for reading, for callers that read very many files. Does not follow a link. Raises OSError."""
     return open_in(folder, name, _FILE_FLAGS)
 
 

@@ -1,7 +1,7 @@
-"""Locks for names: of any number of names in one file, and gone with the process that has one.
+"""Locks for any number of names in one file. A lock ends with the process that holds it.
 
-A name is hashed to a byte's place in the file, which needs not be that long. The lock is an open-file-description
-lock on that byte: other processes and other threads of this one wait. The kernel ends it when its owner is killed.
+A name is hashed to the place of a byte; the file may be shorter than that. The lock is an open-file-description lock
+on that byte: other processes, and other threads of this process, wait. The kernel releases it if its owner is killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cystore.system import files
 from cystore.system.threads import os_threads
 
 PLACES = 1 << 62  # bytes of a file have places up to twice that
-LOOK_S = 0.001  # between two looks at a lock that another one has
+LOOK_S = 0.001  # between two tries for a lock that another thread or process holds
 _F_OFD_GETLK, _F_OFD_SETLK = 36, 37
 _FLOCK = struct.Struct("hhqqi0q")
 _held: weakref.WeakSet[KeyLock | PlaceLocks] = weakref.WeakSet()
@@ -42,10 +42,10 @@ class KeyLock:
         self._lock: ByteLock | None = None
 
     def take(self, before_waiting: Callable[[], None]) -> None:
-        """Waits until no other process has it. A signal handler's exception ends the wait. If another one has it, calls
-        `before_waiting` first; an exception of that is raised, and ends this object."""
+        """Waits until no other thread or process holds the lock. If it has to wait, it calls `before_waiting` first.
+        An exception of that call or of a signal handler ends the wait."""
         lock = ByteLock(self._file, self._place, owned=True, waiting=before_waiting)
-        _held.add(self)  # before it is taken: a child that is forked right behind that must not keep it
+        _held.add(self)  # before the lock is taken: a child forked right after that must not keep it
         lock.__enter__()
         self._lock = lock
 
@@ -57,14 +57,14 @@ class KeyLock:
         self._file.close()
 
     def _forked(self) -> None:
-        """Only closes the child's descriptor: an unlock would end the parent's lock, and an open descriptor would
-        make it last."""
+        """Only closes the child's descriptor. An unlock would end the parent's lock; an open descriptor would
+        prolong it."""
         self._file.close()
 
 
 class PlaceLocks:
-    """Locks of any number of places of one file, which this object has or other ones: nobody waits. All of them end
-    with `close`, with this object, or with the process."""
+    """Locks of any number of places in one file. No call waits for a lock. All locks of this object end with `close`,
+    with the object, or with the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -72,7 +72,7 @@ class PlaceLocks:
         _held.add(self)
 
     def try_take(self, place: int) -> bool:
-        """Takes a lock; False if another one has it. True also if this one has it already."""
+        """Takes a lock. False if another object or process holds it; True if this object holds it already."""
         with files.translated(self._path):
             try:
                 self._set(fcntl.F_WRLCK, place)
@@ -81,13 +81,13 @@ class PlaceLocks:
         return True
 
     def give(self, place: int) -> None:
-        """Gives a lock back."""
+        """Releases a lock."""
         with files.translated(self._path):
             self._set(fcntl.F_UNLCK, place)
 
     def others(self, begin: int, end: int) -> list[int]:
-        """The places in [begin, end) whose locks other ones have, in order. A system call for each, and one or two
-        more."""
+        """The places in [begin, end) whose locks other objects or processes hold, in order. Takes two system calls
+        per lock, and one more."""
         found: list[int] = []
         left = [(begin, end)]
         with files.translated(self._path):
@@ -106,7 +106,7 @@ class PlaceLocks:
         return sorted(found)
 
     def close(self) -> None:
-        """Gives all back."""
+        """Releases all locks."""
         self._file.close()
 
     def _set(self, kind: int, place: int) -> None:
@@ -117,8 +117,7 @@ class PlaceLocks:
 
 
 class NameLocks:
-    """Locks of any number of names in one file, for all threads of a process. A name's lock is waited for, for a
-    time."""
+    """Locks of any number of names in one file, for all threads of a process. A wait for a lock has a limit."""
 
     def __init__(self, path: Path) -> None:
         files.make_directory(path.parent)
@@ -126,11 +125,11 @@ class NameLocks:
         self._path = path
         self._spare: list[
             PlaceLocks
-        ] = []  # each thread uses one of its own: an opening does not wait for itself
+        ] = []  # each `held` uses its own: threads with one file description would not wait for each other
 
     @contextmanager
     def held(self, name: str, wait_s: float) -> Iterator[None]:
-        """A with block under the lock of a name. Raises StoreTimeoutError when another one keeps it for so long."""
+        """A with block under the lock of a name. Raises StoreTimeoutError after a wait of `wait_s`."""
         place, until_s = _place(name), monotonic_s() + wait_s
         try:
             locks = self._spare.pop()
@@ -155,18 +154,18 @@ class NameLocks:
         self._spare.append(locks)
 
     def close(self) -> None:
-        """Lets the file go."""
+        """Closes the spare descriptors of the file."""
         while self._spare:
             self._spare.pop().close()
 
 
 def is_taken(path: Path, name: str) -> bool:
-    """Whether a process has the lock of a name now."""
+    """Whether a process holds the lock of a name now."""
     return path.exists() and is_place_taken(path, _place(name))
 
 
 def is_place_taken(path: Path, place: int) -> bool:
-    """Whether somebody has the lock of a place of a file now."""
+    """Whether a process holds the lock of a place in a file now."""
     with files.opened(path) as fd:
         asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, place, 1, 0)
         kind = _FLOCK.unpack(fcntl.fcntl(fd, _F_OFD_GETLK, asked))[0]

@@ -1,4 +1,4 @@
-"""The one place that sorts errors of the operating system: a failed sync, a missing resource, or everything else."""
+"""The only module that sorts the operating system's errors: a failed sync, a missing resource, or any other."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _NO_RESOURCE = {
 def translated(path: Path | str) -> Iterator[None]:
     """Turns an OSError into the store's error, with the path.
 
-    Three classes: a failed sync (SyncFailedError, raised where a sync is made), a missing resource (StoreFullError,
-    StoreResourceError), and everything else, which is a broken disk or a changed directory (StoreIOError,
+    Three classes: a failed sync (SyncFailedError, raised at the sync), a missing resource (StoreFullError,
+    StoreResourceError), and all others, from a broken disk or a changed directory (StoreIOError,
     StorePermissionError).
     """
     try:
@@ -57,7 +57,7 @@ def sorted_error(error: OSError, path: Path | str) -> StoreError:
 
 
 def link_refused(path: Path | str) -> StorePermissionError:
-    """The error for a symbolic link in the place of a store's file or folder."""
+    """The error for a symbolic link in place of a store's file or folder."""
     return StorePermissionError(
         "a symbolic link stands in the place of a store's file or folder; remove it, or replace it by its target",
         path=path,
@@ -70,5 +70,5 @@ def _link_in(path: Path) -> Path | None:
 
 
 def not_regular(path: Path | str) -> StoreFormatError:
-    """The error for a FIFO, socket or device in the place of a store's file."""
+    """The error for a FIFO, socket or device in place of a store's file."""
     return StoreFormatError("this is not a regular file; move it away", path=path)

@@ -1,8 +1,8 @@
-"""Tells a reader that recovered a store for itself when another process has come since.
+"""Tells a reader that recovered a store for itself whether another process has attached since.
 
-No process is attached when it begins. A process that attaches later locks byte 0 of `lock`, and makes and removes files
-in the store's directory, so the directory's times show even one that has left again. The manifest's times show a repair
-by a tool.
+No process is attached when the reader begins. A process that attaches later locks byte 0 of `lock`, and makes and
+removes files in the store's directory. The directory's times show such a process even after it has detached. The
+manifest's times show a repair by a tool.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Status = tuple[int, int, int, int]
 
 
 class View(Protocol):
-    """Says when a view of files is outdated, because others may have changed them."""
+    """Says whether a view of files is outdated, because other processes may have changed them."""
 
-    # True: the view stays as it is until it is outdated, so one look behind a read is enough. False: each look takes
-    # over what others have committed since, so a read begins with one.
+    # True: the view does not change until it is outdated; a reader checks once, after a read. False: each check takes
+    # over the commits of other processes; a reader checks before a read.
     is_still: bool
 
     def moved(self) -> bool:
-        """Whether it has. From then on the answer stays the same."""
+        """Whether the view is outdated. After the first True the answer stays True."""
 
     def leave(self) -> None:
         """Ends the view."""
 
 
 class Ground:
-    """The state of a store's files when this was made. A look costs three system calls."""
+    """The state of a store's files when this object was made. A check costs three system calls."""
 
     is_still = True
 
@@ -49,7 +49,7 @@ class Ground:
         self._seen = self._look()
 
     def settled(self) -> bool:
-        """Waits until the clock of file times has moved, so that each later change shows. False if a process came
+        """Waits until the clock of file times has moved, so that each later change shows. False if a process attached
         meanwhile."""
         newest = max((max(status[2:]) for status in self._seen if status is not None), default=0)
         until_s = clock.monotonic_s() + TICK_S
@@ -58,7 +58,7 @@ class Ground:
         return not self.moved()
 
     def moved(self) -> bool:
-        """Whether a process is attached now, or was since this was made."""
+        """Whether a process is attached now, or was attached since this object was made."""
         if self._left.is_set():
             return True
         try:
@@ -70,7 +70,7 @@ class Ground:
         return held or self._look() != self._seen
 
     def leave(self) -> None:
-        """Ends the use of the descriptors. The answer is yes from now on."""
+        """Closes the descriptors. `moved` answers True from now on."""
         self._left.set()
         if self._locks is not None:
             self._locks.close()

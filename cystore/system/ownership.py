@@ -1,8 +1,8 @@
-"""Checks which other users could put something in a store's place: owners and modes, before anything is written.
+"""Checks, before the first write, which other users could replace a store: reads owners and modes.
 
-Trusted are root, the user that this process runs as, and the group that the setting `group` names; of the group bits
-also root's group and the user's private group (the one of the user's name with nobody else in it). Access lists count
-as the group bits that stand for them.
+Trusted are root, the user that this process runs as, and the group that the setting `group` names. Trusted for the
+group bits are also root's group and the user's private group (it has the user's name and no other member). Access
+lists count as the group bits that represent them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check(root: Path, group: int | None) -> None:
 
 
 def check_way(root: Path, group: int | None) -> None:
-    """Refuses a store if another user may rename a folder above it, and so put another in its place."""
+    """Refuses a store if another user may rename a folder above it, and could so replace the store."""
     user = os.geteuid()
     for folder in reversed(root.parents):
         status = _status(folder)
@@ -77,7 +77,7 @@ def check_store(root: Path, group: int | None) -> None:
     owners = {0, os.geteuid(), status.st_uid}
     for entry in files.entries(root):
         found = _status(Path(entry.path))
-        if found is not None:  # otherwise an attached process removed it
+        if found is not None:  # None: an attached process removed it
             _check_owner(Path(entry.path), found, owners, group)
             _check_mode(Path(entry.path), found, group)
 

@@ -11,7 +11,7 @@ from cystore.errors import StoreFormatError
 from cystore.system import files
 from cystore.system.folders import LIBC
 
-# statfs(2) magic numbers. Promised: space that is reserved stays reserved, and a mapped page is never moved away.
+# statfs(2) magic numbers. These file systems promise: reserved space stays reserved, mapped pages are never moved.
 PROMISED = {0xEF53: "ext4", 0x58465342: "xfs", 0x01021994: "tmpfs"}
 NETWORK = {
     0x6969: "nfs",
@@ -27,13 +27,13 @@ NETWORK = {
     0x01161970: "gfs2",
 }
 
-# A program of a user answers for the file, quite possibly with files of another host or an object store.
+# A user's program serves these files, possibly from another host or an object store.
 OTHERS = {0x65735546: "fuse"}
 
 
 def give_memory_back() -> None:
-    """Gives memory that is free back to the system. The C library would keep what a recovery used for its largest
-    tables, tens of MB, for the rest of the process's life. Does nothing with another C library than glibc."""
+    """Gives free memory back to the system. Otherwise the C library keeps the memory of a recovery's largest tables,
+    tens of MB, until the process ends. Does nothing if the C library is not glibc."""
     trim = getattr(LIBC, "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -50,7 +50,7 @@ def file_system(path: Path) -> str:
 
 
 def may_be_remote(path: Path) -> bool:
-    """Whether another host may change or remove the files here: a mapping of them may then kill this process."""
+    """Whether another host may change or remove the files here. A mapping of such a file may kill this process."""
     return file_system(path) in {*NETWORK.values(), *OTHERS.values()}
 
 
@@ -81,7 +81,7 @@ class Identity(TypedDict):
 
 
 def identity() -> Identity:
-    """The facts that attached processes must share beside the layout: see Control.attach."""
+    """The facts that attached processes must share besides the layout: see Control.attach."""
     return {
         "boot_id": files.read_all(Path("/proc/sys/kernel/random/boot_id")).decode("ascii").strip(),
         "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
@@ -90,7 +90,7 @@ def identity() -> Identity:
 
 
 def _c_library() -> str:
-    """The C library's name and version, as far as it tells them, because it decides the layout of a mutex."""
+    """The C library's name and version, if it tells them. It decides the layout of a mutex."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     except ValueError:

@@ -1,9 +1,9 @@
-"""Small files that are written completely or not at all, without new space: a full disk does not stop them.
+"""Small files that are written completely or not at all, in space reserved earlier: a full disk does not stop a write.
 
 Three files take turns: NAME, the last good copy NAME.bak, and NAME.spare, whose space was reserved earlier. New content
-is written into the spare, in place. Then two names are exchanged, twice: the spare with NAME, and the old NAME with
-NAME.bak. So the previous copy becomes the next spare. A kill in between leaves NAME complete, and an older copy. Blanks
-fill the rest of a file's room; JSON allows them at its end.
+is written into the spare, in place. Then names are exchanged twice: the spare with NAME, and the old NAME with
+NAME.bak. The previous copy becomes the next spare. A kill in between leaves NAME complete, and an older copy. Blanks
+fill the rest of a file's room; JSON allows blanks at its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPARE = ".spare"
 
 
 def reserve_room(path: Path, length: int) -> None:
-    """Takes space for the next `write_in_room` of up to `length` bytes. Raises StoreFullError."""
+    """Reserves space for the next `write_in_room` of up to `length` bytes. Raises StoreFullError."""
     files.make_directory(path.parent)
     spare = path.with_name(path.name + SPARE)
     with files.opened(spare, os.O_RDWR | os.O_CREAT) as fd, files.translated(spare):
@@ -30,7 +30,7 @@ def reserve_room(path: Path, length: int) -> None:
 
 def write_in_room(path: Path, data: bytes) -> None:
     """Writes `data`, JSON text, completely or not at all; the last good copy stays beside it. Raises StoreFullError if
-    it is longer than the reserved room, and there is no space for more."""
+    `data` does not fit into the reserved room and the disk has no space for more."""
     spare, copy = path.with_name(path.name + SPARE), path.with_name(path.name + ".bak")
     files.make_directory(path.parent)
     with files.opened(spare, os.O_RDWR | os.O_CREAT) as fd, files.translated(spare):
@@ -56,8 +56,8 @@ def write_in_room(path: Path, data: bytes) -> None:
 
 
 def _grow(fd: int, length: int, better: int, path: Path) -> None:
-    """Makes the file at least `length` bytes long, all of them reserved. If it has to grow, to `better` if there is
-    space for that."""
+    """Makes the file at least `length` bytes long and reserves them all. If the file has to grow, it grows to `better`
+    if there is space for that."""
     status = os.fstat(fd)
     if length <= status.st_size <= status.st_blocks * 512:
         return

@@ -1,10 +1,10 @@
 """Decides which process may have the store open: the `lock` file and the store directory.
 
 Attached processes share byte 0 of `lock`; a process that is alone (or RocketMQ's JVM) takes it exclusively. Byte 1 is
-the gate, held while attaching or detaching. Attached writers alone share byte 2: a process that gets it exclusively,
-under the gate, knows that only readers are attached. All are open-file-description locks: RocketMQ's JVM sees them, and
-threads and libraries that close other descriptors do not release them. `flock` on the directory notices a `lock` file
-that was deleted or replaced.
+the gate: a process holds it while it attaches or detaches. Only attached writers share byte 2: a process that gets it
+exclusively, under the gate, knows that only readers are attached. All are open-file-description locks: RocketMQ's JVM
+sees them, and a thread or library that closes another descriptor does not release them. `flock` on the directory
+detects a `lock` file that was deleted or replaced.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _REPORT_AFTER_S = 5.0
 _held: weakref.WeakSet[StoreLocks] = weakref.WeakSet()
 _descriptors = (
     os_threads.RLock()
-)  # no fork between the open or close of a descriptor and its entry in `_held`
+)  # held so that no fork comes between the open or close of a descriptor and its entry in `_held`
 
 
 class StoreLocks:
-    """The descriptors of one attachment. The owner's `close` ends every lock; the kernel does so when the owner is
-    killed. A forked child calls `close` too, which leaves the parent's locks alone."""
+    """The descriptors of one attachment. The owner's `close` releases every lock; the kernel does so if the owner is
+    killed. A forked child calls `close` too; that does not release the parent's locks."""
 
     def __init__(self, root: Path, *, read_only: bool) -> None:
         self.root = root
         self.path = root / LOCK_NAME
         self._read_only = read_only
         self._owner = os.getpid()
-        # Objects: if a handler's exception drops this one before it is closed, its locks are released all the same.
+        # Objects: if a signal handler's exception drops this one before `close`, their end releases the locks.
         self._directory_file, self._file = Descriptor(), Descriptor()
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         try:
@@ -62,8 +62,7 @@ class StoreLocks:
             if not read_only and os.fstat(self._fd).st_size == 0:
                 with files.translated(self.path):
                     os.pwrite(self._fd, LOCK_TEXT, 0)
-                # Before any other name: whatever a power cut leaves of a store that is being made is known as one by
-                # this.
+                # Made durable before any other name: it marks the remains of a store whose making a power cut ended.
                 files.sync(self._fd, self.path)
                 files.sync_directory(self.path.parent)
         except BaseException:
@@ -71,10 +70,9 @@ class StoreLocks:
             raise
 
     def close(self) -> None:
-        """Gives everything up. Safe to call twice."""
+        """Releases all locks and closes the descriptors. Safe to call twice."""
         with _descriptors:
-            # By hand too: a child that another thread is just starting has the descriptors until it executes its
-            # program.
+            # An explicit unlock too: a child that another thread is just starting has the descriptors until its exec.
             unlock = os.getpid() == self._owner
             if self._directory >= 0:
                 if unlock:
@@ -106,12 +104,12 @@ class StoreLocks:
         return True
 
     def gate(self) -> ByteLock:
-        """A with block that excludes all others that attach or detach; waits for them (Ctrl-C works), and logs that."""
+        """A with block in which no other process attaches or detaches. Waits for them (Ctrl-C works) and logs that."""
         return ByteLock(self._file, GATE_BYTE, shared=self._read_only, waiting=self._told_later)
 
     def _told_later(self) -> os_threads.Flag:
-        """A wait at the gate sleeps in the kernel, where Python cannot log: a thread does it, until the result is
-        set."""
+        """Starts a thread that logs a long wait at the gate, unless the returned flag is set first. The waiting thread
+        itself sleeps in the kernel and cannot log."""
         text = "%s: waiting for another process that attaches or detaches, for more than %.0f s"
         through = os_threads.Flag()
 
@@ -121,7 +119,7 @@ class StoreLocks:
 
         try:
             os_threads.Thread(report, "cystore-gate")
-        except RuntimeError:  # no more threads: the wait is as long without a report
+        except RuntimeError:  # no more threads: report at once
             log.warning(text, self.path, 0)
         return through
 
@@ -145,8 +143,8 @@ class StoreLocks:
         return self._set(WRITERS_BYTE, fcntl.F_WRLCK)
 
     def join_writers(self) -> None:
-        """Takes byte 2 shared, or steps down to it: this process is a writer from now on. Called under the gate, so no
-        process has it exclusively."""
+        """Takes byte 2 shared, or steps down to it: this process is a writer from now on. Called under the gate, where
+        no other process of cystore holds byte 2 exclusively."""
         if not self._set(WRITERS_BYTE, fcntl.F_RDLCK):
             raise StoreLockedError("another program holds the lock byte of writers", path=self.path)
 
@@ -158,12 +156,12 @@ class StoreLocks:
         return {fcntl.F_UNLCK: "nobody", fcntl.F_RDLCK: "shared", fcntl.F_WRLCK: "exclusive"}[kind]
 
     def claim_directory(self, *, alone: bool) -> None:
-        """`flock` on the directory in step with byte 0. A refusal means that a process is attached through another
-        `lock` file."""
+        """Takes `flock` on the directory, shared or exclusive like byte 0. A refusal means that a process is attached
+        through another `lock` file."""
         self._flock(fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
 
     def _flock(self, kind: int) -> None:
-        # A killed process loses its locks one after the other: give the rest of its exit a moment.
+        # A killed process loses its locks one after the other: wait a moment for the rest of its exit.
         until = time.monotonic() + _DIRECTORY_WAIT_S
         while True:
             try:
@@ -172,23 +170,22 @@ class StoreLocks:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise StoreLockedError(
-                        "somebody deleted or replaced the lock file under live processes, which are attached "
-                        "through the old one; "
-                        "stop them before you open the store",
+                        "the lock file was deleted or replaced while processes are attached through the old one; "
+                        "stop those processes before you open the store",
                         path=self.path,
                     ) from None
                 os_threads.pause(0.005)
 
 
 def locked_byte(path: Path, byte: int) -> ByteLock:
-    """A with block that excludes every other thread and process in `locked_byte` of the same byte of a file, which is
-    made if it is missing. Waits for them (Ctrl-C works); the kernel ends the lock of a process that is killed."""
+    """A with block that holds the lock of a byte of a file; makes the file if it is missing. Waits for other threads
+    and processes (Ctrl-C works). The kernel releases the lock of a killed process."""
     files.make_directory(path.parent)
     return ByteLock(files.open_file(path, os.O_RDWR | os.O_CREAT), byte, owned=True)
 
 
 def _close_inherited() -> None:
-    """In a forked child: a descriptor that it kept would keep the parent's locks alive."""
+    """Runs in a forked child: an open descriptor in the child would keep the parent's locks alive."""
     global _descriptors
     _descriptors = os_threads.RLock()
     for locks in list(_held):
