@@ -1,8 +1,8 @@
 """An archive as a Delta table in its folder `data`. Needs `deltalake`.
 
-Each commit is a transaction of the application `cystore-ARCHIVE` whose version is the physical offset up to which the
-table goes. Delta refuses a second writer at the same version of its log, so a commit is there once. A kill leaves a
-temporary file in `_delta_log` at most.
+Each commit is a transaction of the application `cystore-ARCHIVE`; its version is the table's end, a physical offset.
+Delta refuses a second writer at the same version of its log, so each commit exists once. A kill leaves at most a
+temporary file in `_delta_log`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _added(one: ArchivedFile) -> AddAction:
 
 
 def _statistics(one: ArchivedFile) -> dict[str, object]:
-    """What a manifest knows of a file: readers leave out files that cannot have a wanted row."""
+    """A manifest's facts about a file, with which readers skip files that cannot have a wanted row."""
     offsets = [end for ends in one.queues.values() for end in ends]
     low: dict[str, object] = {
         "physical_offset": one.physical[0],
@@ -155,7 +155,7 @@ def _statistics(one: ArchivedFile) -> dict[str, object]:
     try:
         low["timestamp"], high["timestamp"] = map(_time, one.times_ms)
     except (ValueError, OverflowError, OSError):
-        pass  # outside of the calendar: no statistics
+        pass  # times outside the calendar have no statistics
     return {
         "numRecords": one.rows,
         "minValues": low,

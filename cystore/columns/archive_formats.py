@@ -1,4 +1,4 @@
-"""The formats of archives: plain Parquet, and tables, each of which needs a library of its own."""
+"""The formats of archives: plain Parquet, and tables. Each table format needs its own library."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from cystore.errors import StoreConfigError
 from cystore.services.retention.archive_mark import DELTA, FORMATS, ICEBERG, PARQUET
 
 _PACKAGES = {DELTA: "deltalake", ICEBERG: "pyiceberg"}
-_NO_URI = {DELTA: "%", ICEBERG: "%#?"}  # what the libraries do not find again in a folder's name
+_NO_URI = {
+    DELTA: "%",
+    ICEBERG: "%#?",
+}  # with these characters in its path, a library does not find a folder again
 
 
 def check_format(name: str | None) -> None:
-    """Raises StoreConfigError for a format that is not known, and for one whose library is not installed."""
+    """Raises StoreConfigError for an unknown format, and for a format whose library is not installed."""
     if name is not None and name not in FORMATS:
         raise StoreConfigError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
     if name in _PACKAGES:
@@ -37,8 +40,8 @@ def _opener(name: str) -> Callable[[Path, str, str, Place | None], Table]:
 
 
 def check_place(name: str, home: Path) -> None:
-    """Raises StoreConfigError for a folder where no archive of a format can be: it is a table by itself, or its name
-    cannot be told."""
+    """Raises StoreConfigError if the folder cannot hold an archive of the format: it is a table itself, or the
+    format's library cannot use its path."""
     if (home / "_delta_log").exists() or (home / "metadata").exists():
         raise StoreConfigError(
             "the folder is a table already: name another folder for the archive", path=home

@@ -1,9 +1,8 @@
 """An archive as an Iceberg table in its folder `data`. Needs `pyiceberg[sql-sqlite]`.
 
-The catalog is a SQLite file in the archive's folder, or any database that SQLAlchemy knows. Each commit is one
-snapshot, and sets a property of the table to the physical offset up to which it goes: both are one change of the
-catalog's row. A kill leaves metadata files that no snapshot names. Iceberg's metadata holds absolute paths, so an
-archive that was moved needs its table made anew.
+The catalog is a SQLite file in the archive's folder. Each commit is one snapshot, and sets a property of the table to
+the table's end, a physical offset: both are one change of the catalog's row. A kill leaves metadata files that no
+snapshot names. Iceberg's metadata holds absolute paths, so a moved archive needs a new table.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from cystore.services.retention.archive_mark import DATA, Manifest
 
 NAMESPACE, NAME = "cystore", "archive"
 CATALOG = "catalog.db"
-_INSIDE = 100  # ids of what is inside of lists and maps
+_INSIDE = 100  # ids of the fields inside lists and maps
 _TYPES: dict[str, IcebergType] = {
     "string": StringType(),
     "binary": BinaryType(),
@@ -92,7 +91,9 @@ class IcebergArchive:
         with self._translated(), self._catalog() as catalog:
             try:
                 table = _opened(catalog)
-            except FileNotFoundError as error:  # the catalog names a place where nothing is any more
+            except (
+                FileNotFoundError
+            ) as error:  # the catalog names a metadata file that does not exist any more
                 raise self._moved(str(error)) from None
             if table is None:
                 return None
@@ -174,7 +175,7 @@ class IcebergArchive:
             yield
         except StoreError:
             raise
-        except Exception as error:  # pyiceberg, SQLAlchemy, Arrow and pydantic have no error in common
+        except Exception as error:  # pyiceberg, SQLAlchemy, Arrow and pydantic have no common error class
             text = " ".join(str(error).split())
             raise StoreIOError(
                 f"the Iceberg table cannot be read or written: {type(error).__name__}: {text}",

@@ -1,9 +1,9 @@
 """The places of an archive's files: data/topic=T/date=YYYY-MM-DD/NAME, one Hive layout for all runs. NAME begins with
 the range of the log.
 
-Archives of earlier versions have a folder for each step between data/ and topic=T, which Spark refuses as soon as there
-are two. `migrate` moves their files, then rewrites the step's manifest, then removes the folder. A kill leaves files at
-either place under a manifest with the old paths: `place_of` finds both, and the next run continues.
+Archives of earlier versions have a folder for each step between data/ and topic=T; Spark refuses two or more of them.
+`migrate` moves the files of a step, then rewrites its manifest, then removes its folder. A kill leaves files at either
+place under a manifest with the old paths: `place_of` finds both, and the next run continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FILE = re.compile(r"(\d{20}-\d{20})-[0-9a-f]{12}\.parquet")
 
 
 def place_of(home: Path, one: ArchivedFile) -> Path:
-    """The path of an archived file: as its manifest says, or after a migration. The manifest's path if neither
+    """The path of an archived file: the manifest's path, or the path after a migration. The manifest's path if neither
     exists."""
     named = home / one.path
     moved = home / _flat(one.path)
@@ -46,15 +46,15 @@ def _flat(path: str) -> str:
 
 
 def place_files(home: Path, run: Path, listed: Sequence[ArchivedFile]) -> tuple[ArchivedFile, ...]:
-    """Moves the files of a step from `run` to their places, durably. A kill leaves some of them there without a
-    manifest; the next run removes these (`stale`)."""
+    """Moves the files of a step from `run` to their places, durably. A kill leaves moved files without a manifest; the
+    next run removes them (`stale`)."""
     placed = tuple(replace(one, path=f"{DATA}/{one.path}") for one in listed)
     _move((run / one.path, home / after.path) for one, after in zip(listed, placed, strict=True))
     return placed
 
 
 def _move(names: Iterator[tuple[Path, Path]]) -> None:
-    """Renames, and makes each folder durable once."""
+    """Renames the files, and syncs each target folder once."""
     folders: dict[Path, None] = {}
     for source, target in names:
         files.make_directory(target.parent)
@@ -65,7 +65,7 @@ def _move(names: Iterator[tuple[Path, Path]]) -> None:
 
 
 def stale(home: Path, up_to: int) -> Iterator[Path]:
-    """The files and folders below data/ for the log from `up_to` on that no manifest names."""
+    """The files and folders below data/ that hold the log from `up_to` on. No manifest names them."""
     for entry in files.entries(home / DATA):
         begin = range_of(entry.name)
         if begin is not None:

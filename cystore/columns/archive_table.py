@@ -1,13 +1,13 @@
 """Archives as lakehouse tables: a Delta or Iceberg table whose data files are the archive's own verified Parquet files.
 
 A table is made from the archive's manifests. Each manifest is one commit, which carries the archive's id and the
-physical offset up to which the table goes. The commit comes after the manifest and before the store's mark, which
-releases the segments. A kill leaves a manifest without its commit, which the next run makes, or a commit that the
-store does not know of, which the next run finds by its offset and does not repeat. A table that was lost, or brought
-back from an old copy, gets the commits that it lacks.
+table's end, a physical offset. The commit comes after the manifest and before the move of the store's archive mark,
+which releases the segments. A kill can leave a manifest without its commit: the next run makes the commit. Or it
+leaves a commit that the store does not know: the next run finds it by its offset and does not repeat it. A table that
+was lost, or restored from an old copy, gets its missing commits.
 
 A table may be at a URL instead (`Place`). Then each commit begins with a copy of the manifest's files to the URL. A
-kill leaves copies that no commit names; the next run writes the same copies again, under the same names.
+kill leaves copies that no commit names; the next run writes them again under the same names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatErro
 from cystore.services.retention.archive_mark import DATA, ArchivedFile, Manifest
 from cystore.system import files
 
-# The columns of every table, in this order. Delta has `date` after them, by which it is partitioned.
+# The columns of every table, in this order. Delta adds `date`, a column of its partitions.
 COLUMNS_OF_TABLE = pa.schema([(name, COLUMNS[name]) for name in WITH_TOPIC])
 ARCHIVE_ID, ARCHIVED_UP_TO, STORE = "cystore.archive-id", "cystore.archived-up-to", "cystore.store"
 
@@ -41,20 +41,20 @@ _S3_OPTIONS = {
     "session_token": ("AWS_SESSION_TOKEN", "s3.session-token"),
     "region": ("AWS_REGION", "s3.region"),
     "endpoint_override": ("AWS_ENDPOINT_URL", "s3.endpoint"),
-    "scheme": None,  # a part of the endpoint's URL for the others
+    "scheme": None,  # deltalake and pyiceberg take it as a part of the endpoint's URL
 }
 
 
 @dataclass(frozen=True)
 class Place:
-    """The URL of a table that is not in the archive's folder, and the file system that it is in."""
+    """The URL of a table outside the archive's folder, and its file system."""
 
     url: str
     object_store: ObjectStore
 
     @classmethod
     def of(cls, url: str, options: Mapping[str, str]) -> Place:
-        """Raises StoreConfigError for a URL or an option with which no table can be written."""
+        """Raises StoreConfigError for a URL or an option that a table cannot have."""
         unknown = sorted(set(options) - set(_S3_OPTIONS))
         if unknown:
             raise StoreConfigError(
@@ -66,15 +66,14 @@ class Place:
         return cls(plain, object_store)
 
     def check_empty(self) -> None:
-        """Raises StoreConfigError for a folder that has something in it, StoreFormatError for a bucket that does not
+        """Raises StoreConfigError for a folder that is not empty, StoreFormatError for a bucket that does not
         exist."""
         self.object_store.check_bucket(self.url)
         if self.object_store.files(self.url) or self.object_store.folders(self.url):
             raise StoreConfigError(f"there are files in {self.url}: name an empty folder for the table")
 
     def publish(self, home: Path, manifest: Manifest) -> None:
-        """Copies a manifest's files to the URL and reads them back. Raises CorruptRecordError for a copy with other
-        bytes."""
+        """Copies a manifest's files to the URL and reads them back. Raises CorruptRecordError if a copy differs."""
 
         def copy(one: ArchivedFile) -> None:
             content = files.read_all(place_of(home, one))
@@ -91,13 +90,13 @@ class Place:
         in_parallel(copy, manifest.files)
 
     def options_of_delta(self) -> dict[str, str]:
-        """The file system's options for deltalake, which takes the rest from the environment."""
+        """The file system's options for deltalake. It takes other options from the environment."""
         given = self._translated(0)
         endpoint = given.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL", "")
         return {**given, **({"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {})}
 
     def options_of_iceberg(self) -> dict[str, str]:
-        """The same for pyiceberg."""
+        """The file system's options for pyiceberg."""
         return self._translated(1)
 
     def _translated(self, which: int) -> dict[str, str]:
@@ -113,22 +112,22 @@ class Place:
 
 
 class Table(Protocol):
-    """The table of one archive, whether it is there yet or not."""
+    """The table of one archive; it may not exist yet."""
 
     @property
     def uri(self) -> str:
-        """What readers are given: for Delta the table's folder, for Iceberg its newest metadata file."""
+        """The address for readers: for Delta the table's folder, for Iceberg its newest metadata file."""
 
     def committed(self) -> int | None:
-        """The physical offset up to which the table goes; None where there is no table yet. Raises StoreConfigError
-        for a table of another archive, StoreFormatError for one with other columns."""
+        """The table's end, a physical offset; None if there is no table yet. Raises StoreConfigError for a table of
+        another archive, StoreFormatError for a table with other columns."""
 
     def commit(self, manifest: Manifest) -> None:
         """Adds a manifest's files in one transaction. Makes the table at the first commit."""
 
 
 def catch_up(table: Table, manifests: Iterable[Manifest]) -> int:
-    """Commits those of an archive's manifests that the table lacks, oldest first; returns how many."""
+    """Commits the manifests that the table lacks, oldest first; returns their number."""
     up_to = table.committed() or 0
     done = 0
     for one in manifests:
@@ -139,7 +138,7 @@ def catch_up(table: Table, manifests: Iterable[Manifest]) -> int:
 
 
 def check_end(table: Table, up_to: int, home: Path) -> None:
-    """Raises StoreFormatError for a table that goes farther than the archive that it belongs to."""
+    """Raises StoreFormatError if the table's end is after the archive's end."""
     found = table.committed()
     if found is not None and found > up_to:
         raise StoreFormatError(
@@ -150,7 +149,7 @@ def check_end(table: Table, up_to: int, home: Path) -> None:
 
 
 def differences(found: dict[str, str], wanted: dict[str, str]) -> str:
-    """How the columns of a table are not ours, as one line; empty where they are."""
+    """The differences between a table's columns and ours, in one line; empty if there are none."""
     problems = [f"no column {name}" for name in wanted if name not in found]
     problems += [f"column {name} is not ours" for name in found if name not in wanted]
     problems += [
@@ -162,7 +161,7 @@ def differences(found: dict[str, str], wanted: dict[str, str]) -> str:
 
 
 def made_durable(folder: Path, work: Callable[[], None]) -> None:
-    """Does work that makes files in a folder, and syncs those: the libraries leave that to the system."""
+    """Calls `work`, and syncs the files that it made in a folder, because the libraries do not sync them."""
     before = files.names(folder) if folder.exists() else set()
     work()
     for name in sorted(files.names(folder) - before):
@@ -172,5 +171,5 @@ def made_durable(folder: Path, work: Callable[[], None]) -> None:
 
 
 def inside_of_data(path: str) -> str:
-    """A file's path inside of the table's folder."""
+    """A file's path inside the table's folder."""
     return path.removeprefix(f"{DATA}/")

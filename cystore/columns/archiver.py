@@ -3,10 +3,10 @@ remove them.
 
 Each step takes a range of whole segments from the archived offset on. It writes and verifies files under tmp/ of the
 archive's folder, renames them to their places, and names them in a manifest. If the archive is a lakehouse table, the
-manifest becomes a commit of the table (`cystore.columns.archive_table`). Only then the store's archive mark moves,
-which lets cleaning remove the segments. A kill leaves files that no manifest names: the next run removes them and
-makes them again from the log. Or it leaves a manifest that the table or the store does not know: the next run enters
-it. So nothing is missing and nothing is there twice.
+manifest becomes a commit of the table (`cystore.columns.archive_table`). Only then does the store's archive mark move;
+cleaning may remove the segments after that. A kill can leave files that no manifest names: the next run removes them
+and makes them again from the log. Or it leaves a manifest that the table or the store does not know: the next run
+enters it. So each record is in the archive exactly once.
 
 The caller chooses the writer: this process, or the executors of a cluster (cystore.spark.jobs.archive).
 """
@@ -55,7 +55,7 @@ log = logging.getLogger("cystore")
 
 Task = Callable[[LogRange], WrittenRange]
 Mapper = Callable[[Task, Sequence[LogRange]], Sequence[WrittenRange]]
-Report = Callable[[str, int, int], None]  # the work, how far in the log, of how far
+Report = Callable[[str, int, int], None]  # the work, the position in the log, the position at its end
 
 EXPIRING_WITHIN_H = 24.0
 STEP_BYTES = 64 * 1024 * 1024 * 1024  # of log between two manifests: a kill loses at most this work
@@ -90,7 +90,7 @@ def in_this_process(task: Task, parts: Sequence[LogRange]) -> list[WrittenRange]
 
 
 def check_steps(expiring_within_h: float, step_bytes: int, piece_bytes: int = PIECE_BYTES) -> None:
-    """Raises StoreConfigError for numbers with which nothing can be archived."""
+    """Raises StoreConfigError for numbers that are too small."""
     if not expiring_within_h >= 0 or step_bytes < 1 or piece_bytes < 1:
         raise StoreConfigError(
             "expiring_within_h must be 0 or more, step_bytes and piece_bytes 1 or more, not "
@@ -124,11 +124,11 @@ def archive_store(
     archive's end from its newest manifest if the store has lost its archive mark.
 
     `table` is the URL of a table in an object store (`s3://bucket/path`): then each commit begins with a copy of the
-    verified files to the URL. The first run decides it, as it decides the format. `storage` are options of its file
+    verified files to the URL. The first run decides it, as it decides the format. `storage` holds options of its file
     system, as for `cystore.scan`; they are never stored.
 
-    Raises StoreConfigError for a folder that is not this store's, a format that is unknown, not installed or not that
-    of the run before, and the table of another archive; StoreLockedError for a folder in which another run works;
+    Raises StoreConfigError for the folder of another store, for a format that is unknown, not installed or not the
+    format of earlier runs, and for the table of another archive; StoreLockedError if another run works in the folder;
     StoreFormatError if log and archive do not meet, and for a table with other columns.
     """
     check_format(format)
@@ -180,7 +180,7 @@ def archive_store(
 
 
 def _segments(store: MessageStore, snapshot: LogSnapshot, up_to: int, newest_ms: int | None) -> Iterator[int]:
-    """The sealed segments from `up_to` on; with a time, only those whose newest record is not younger."""
+    """The sealed segments from `up_to` on. With `newest_ms`, stops at the first segment with a newer record."""
     sealed = min(snapshot.flushed, snapshot.dispatched)
     for base in range(up_to, sealed - snapshot.file_bytes + 1, snapshot.file_bytes):
         if newest_ms is not None:
@@ -192,8 +192,8 @@ def _segments(store: MessageStore, snapshot: LogSnapshot, up_to: int, newest_ms:
 
 
 def _timestamp_ms(store: MessageStore, position: int) -> int | None:
-    """The timestamp of the record there; no record before it is younger. None if it cannot be read: then nothing before
-    it expires."""
+    """The timestamp of the record at `position`; no record before it is newer. None if the record cannot be read: then
+    no record before it expires."""
     try:
         return store.read(position).store_timestamp_ms
     except CorruptRecordError:
@@ -214,7 +214,8 @@ def _step(
     skip_damage: bool,
     piece_bytes: int,
 ) -> Manifest:
-    """Writes, verifies, places and names [archived.up_to, end). The caller moves the store's mark."""
+    """Writes and verifies files for [archived.up_to, end), moves them to their places, and writes the manifest. The
+    caller moves the store's mark."""
     home, begin = Path(archived.folder), archived.up_to
     run = home / files.TMP_DIRECTORY / uuid.uuid4().hex
     data = run / DATA
@@ -249,7 +250,7 @@ def _step(
 
 
 def _checked(parts: Sequence[LogRange], written: Sequence[WrittenRange], data: Path) -> list[ArchivedFile]:
-    """Checks that every range was written once, and that the folder has exactly the files that they name."""
+    """Checks that every range was written once, and that the folder has exactly the files that the ranges name."""
     if [(one.begin, one.end) for one in written] != [(part.begin, part.end) for part in parts]:
         raise CorruptRecordError(
             "some range of the log was not written exactly once; run the job again", path=data
@@ -297,8 +298,8 @@ def _started(
     *,
     restore: bool,
 ) -> tuple[Archived, Table | None]:
-    """The archive's mark and its table; makes a mark if there is none. Nothing is removed or written before it is known
-    to fit."""
+    """The archive's mark and its table; makes a mark if there is none. Checks all given values before it removes or
+    writes anything."""
     mark = store.archive_mark
     place = None if url is None else Place.of(url, storage)
     try:
@@ -366,8 +367,8 @@ def _started(
 
 
 def _begun(store: MessageStore, home: Path, format: str, place: Place | None) -> Archived:
-    """A new archive's mark. Raises StoreConfigError, StoreIOError before it is written if its table cannot be at the
-    URL."""
+    """A new archive's mark. If its table cannot be at the URL, raises StoreConfigError or StoreIOError before it writes
+    the mark."""
     archive_id = uuid.uuid4().hex
     if place is not None:
         if format == PARQUET:
@@ -397,14 +398,14 @@ def _check_same(archived: Archived, format: str | None, place: Place | None) -> 
 
 
 def _catch_up(table: Table, archived: Archived) -> None:
-    """A table that is behind was lost, or brought back from an old copy."""
+    """Commits the manifests that the table lacks, because it was lost or restored from an old copy."""
     if (table.committed() or 0) < archived.up_to and archived.manifest is not None:
         missing = catch_up(table, content_of(archived).manifests)
-        log.warning("%s: the table lacked %d commits, which were made again", archived.folder, missing)
+        log.warning("%s: the table lacked %d commits; they were made again", archived.folder, missing)
 
 
 def _remove_stale(home: Path, up_to: int) -> None:
-    """Removes the leftovers of a killed run: the log has everything from `up_to` on."""
+    """Removes the leftovers of a killed run; the log still has all records from `up_to` on."""
     files.remove_tree(home / files.TMP_DIRECTORY)
     for entry in files.entries(home / MANIFESTS):
         begin = range_of(entry.name)
@@ -418,8 +419,8 @@ def _remove_stale(home: Path, up_to: int) -> None:
 
 
 def _adopted(store: MessageStore, home: Path, archived: Archived, table: Table | None) -> Archived:
-    """Continues behind manifests that fit and that the store does not know: their files were verified before they were
-    written."""
+    """Takes over manifests that continue the archive and that the store does not know: a run writes a manifest only
+    after it has verified the files."""
     for one in manifests_from(home, archived.up_to):
         if (one.archive_id, one.begin, one.previous) == (
             archived.archive_id,
@@ -435,7 +436,7 @@ def _adopted(store: MessageStore, home: Path, archived: Archived, table: Table |
 
 
 def alone(home: Path, what: str) -> Descriptor:
-    """For a with block: one run at a time works in a folder. The kernel frees the lock of a killed run. Raises
+    """For a with block: only one run at a time works in a folder. The kernel releases the lock of a killed run. Raises
     StoreLockedError."""
     folder = files.opened(home, os.O_RDONLY | os.O_DIRECTORY)
     try:

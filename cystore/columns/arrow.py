@@ -1,8 +1,7 @@
 """Log records as Arrow record batches: for pandas, polars, DuckDB, and for Spark's executors.
 
-A plan (`plan_ranges`) is made where the store is; reading (`read_ranges`) needs only the segment files that the plan
-names. Nothing is written, locked or recovered by reading, and a batch's buffers are filled straight from the mapped
-file.
+`plan_ranges` makes a plan on the store's host; `read_ranges` needs only the segment files that the plan names. It
+writes, locks and recovers nothing, and fills a batch's buffers directly from the mapped file.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ COLUMNS: dict[str, pa.DataType] = {
     "sys_flag": pa.int32(),
     "store": pa.string(),
 }
-# One row for each damaged range, with on_corruption="column": the reason, and the begin of the next record.
+# With on_corruption="column", each damaged range is one row: the reason, and the begin of the next record.
 DAMAGE_COLUMNS: dict[str, pa.DataType] = {"corrupt": pa.string(), "corrupt_end": pa.int64()}
 
 
 @dataclass(frozen=True)
 class RowFilter:
-    """The conditions on records; a record must meet all that are given. Times are store timestamps in ms, ends
+    """The conditions on records; a record must meet all of them. Times are store timestamps in ms; ends are
     exclusive."""
 
     topics: tuple[str, ...] = ()
@@ -73,12 +72,12 @@ class RowFilter:
     offsets: tuple[int, int] = (0, FOREVER)
     times_ms: tuple[int, int] = (-FOREVER, FOREVER)
     physical: tuple[int, int] = (0, FOREVER)
-    # (topic, queue id or -1, offsets begin, end, times begin, end): if there are any, one of them must fit.
+    # (topic, queue id or -1, offsets begin, end, times begin, end): if there are rules, a record must fit one of them.
     rules: tuple[tuple[str, int, int, int, int, int], ...] = ()
     in_queue: bool = True
 
     def native_rules(self) -> list[tuple[bytes, int, int, int, int, int]]:
-        """The rules for the kernel: topics are rules too, and a rule of another topic is dropped."""
+        """The rules for the kernel. Topics become rules too; rules of other topics are dropped."""
         rules: list[tuple[bytes, int, int, int, int, int]] = [
             (rule[0].encode(), *rule[1:]) for rule in self.rules if not self.topics or rule[0] in self.topics
         ]
@@ -89,7 +88,7 @@ class RowFilter:
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """How to read ranges. Picklable, because executors read them."""
+    """How to read ranges. Picklable, because executors get it."""
 
     columns: tuple[str, ...] = tuple(COLUMNS)
     rows: RowFilter = field(default_factory=RowFilter)
@@ -145,15 +144,15 @@ def to_arrow(
 ) -> pa.RecordBatchReader:
     """The records of a store's log, in physical order, as a `pyarrow.RecordBatchReader`.
 
-    `store` is the path of a store, in use or not, recovered or not (`settings` are then fields of StoreConfig), an
-    open store, a glob, or several of these, which are read one after the other. The reader contains the messages that
-    are published at the time of the call. `columns` are names of `cystore.columns.arrow.COLUMNS` (default: all);
-    fewer are faster. Each filter takes one value or several: `topic`, `queue_id`, `tags`, `key` (one of the keys, or
+    `store` is an open store, the path of a store (in use or not, recovered or not), a glob, or several of these, which
+    are read one after the other. For paths, `settings` are fields of StoreConfig. The reader contains the messages that
+    are published at the time of the call. `columns` are names of `cystore.columns.arrow.COLUMNS` (default: all); fewer
+    columns are faster. Each filter takes one value or several: `topic`, `queue_id`, `tags`, `key` (one of the keys, or
     the unique key). `begin_ms` and `end_ms` bound the store timestamp, `begin_offset` and `end_offset` the queue
     offset, `begin` and `end` the physical offset; each end is exclusive. `transactions` adds prepared and rolled back
-    messages, which no consume queue has.
+    messages, which are in no consume queue.
 
-    `on_corruption`: "fail" raises CorruptRecordError at the first damage, known holes included. "skip" continues behind
+    `on_corruption`: "fail" raises CorruptRecordError at the first damage, even at a known hole. "skip" continues after
     it. "column" gives a row for it, with the columns `corrupt` (the reason) and `corrupt_end` (its end). Bytes that are
     not UTF-8 become U+FFFD in text. Raises the errors of `cystore.open`, and StoreConfigError.
     """
@@ -186,7 +185,7 @@ def to_arrow(
 def stores_of(
     given: str | os.PathLike[str] | MessageStore | Sequence[str | os.PathLike[str] | MessageStore],
 ) -> list[Path | MessageStore]:
-    """The stores that paths and globs name now, each once, and open stores as they are. Raises StoreConfigError if none
+    """The stores that paths and globs name now, and open stores; each store once. Raises StoreConfigError if no store
     is given, StoreFormatError for a glob without a match."""
     places = [given] if isinstance(given, (str, os.PathLike, MessageStore)) else list(given)
     found: dict[Path | MessageStore, None] = {}
@@ -214,7 +213,7 @@ def path_text(place: object) -> str:
 
 
 def reading(store: Path | MessageStore, settings: Mapping[str, Any]) -> AbstractContextManager[MessageStore]:
-    """For a with block: an open store as it is; another one is opened for the block."""
+    """For a with block: an open store stays open; a path is opened for the block."""
     if isinstance(store, MessageStore):
         return nullcontext(store)
     return open_store(store, **{**settings, "read_only": True})
@@ -249,7 +248,7 @@ def _size(name: str, value: int) -> int:
 
 
 class Log(Protocol):
-    """The facts of a log that a plan needs: a LogSnapshot, or a listing of a copy elsewhere."""
+    """The facts of a log that a plan needs: a LogSnapshot, or the listing of a copy."""
 
     minimum: int
     end: int
@@ -262,8 +261,8 @@ class Log(Protocol):
 def plan_ranges(
     snapshot: Log, rows: RowFilter, *, begin: int | None = None, end: int | None = None
 ) -> list[LogRange]:
-    """The segments' parts in [begin, end) that may contain wanted records. Both ends are boundaries (default: the whole
-    log)."""
+    """The parts of segments in [begin, end) that may contain wanted records (default: the whole log). `begin` and `end`
+    are record boundaries."""
     begin = snapshot.minimum if begin is None else max(begin, snapshot.minimum)
     end = snapshot.end if end is None else min(end, snapshot.end)
     ranges: Iterable[LogRange] = snapshot.segments(begin, end)
@@ -281,8 +280,8 @@ def plan_ranges(
 def read_ranges(ranges: Iterable[LogRange], settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     """The records of ranges as batches of `settings.schema`; none is empty.
 
-    Raises CorruptRecordError, and OffsetError for a segment that was removed after the plan was made, as the settings
-    say.
+    Raises CorruptRecordError, and OffsetError for a segment that was removed after the plan was made, unless the
+    settings allow them.
     """
     reader = new_reader(settings)
     store, loss = None, settings.fail_on_data_loss
@@ -301,7 +300,7 @@ def read_ranges(ranges: Iterable[LogRange], settings: ReadSettings) -> Iterator[
 def read_range(
     part: LogRange, data: MappedFile | bytes | memoryview, first: int, settings: ReadSettings
 ) -> Iterator[pa.RecordBatch]:
-    """`read_ranges` for one range whose bytes are in memory: those of the log from physical offset `first` on."""
+    """`read_ranges` for one range in memory. `data` begins at physical offset `first`."""
     reader = new_reader(settings)
     yield from _read_range(reader, part, data, first, settings)
     yield from taken(reader, settings, part.store)
@@ -328,10 +327,10 @@ def new_reader(settings: ReadSettings) -> ColumnReader:
 
 
 def _bytes_of(part: LogRange, fail_on_data_loss: bool) -> tuple[MappedFile | bytes, int] | None:
-    """A range's bytes and the physical offset of the first byte. None if the segment is gone and the settings allow
+    """A range's bytes and the physical offset of the first byte. None if the segment is missing and the settings allow
     that, or if it is a known hole.
 
-    A file on a network file system is not mapped: another host's change to it would kill this process.
+    A file on a network file system is not mapped: another host's change to it could kill this process.
     """
     path = Path(part.path)
     try:
@@ -382,7 +381,7 @@ def _read_range(
             at = end
             continue
         limit = min(part.end, part.end if hole is None else hole[0])
-        # A record must not be cut by the step, so the step only bounds where records begin.
+        # The step must not cut a record, so it only bounds where records begin.
         status = reader.run(data, first, at, limit, file_end, min(at + STEP_BYTES, limit))
         at = reader.position
         if status == kernel.FULL:
@@ -399,7 +398,7 @@ def _read_range(
 def _next_record(
     part: LogRange, data: MappedFile | bytes | memoryview, first: int, position: int, limit: int
 ) -> int:
-    """The begin of the next valid record behind damage, or `limit`."""
+    """The begin of the next valid record after damage, or `limit`."""
     scanner = LogWalker(follow_queues=False)
     scanner.move(position, part.base + part.file_bytes)
     while scanner.position < limit:
@@ -413,7 +412,7 @@ def _next_record(
 
 
 def read_missing(ranges: Iterable[LogRange], settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """The rows or the error of `on_corruption` for ranges with missing segments."""
+    """The rows or the error of `on_corruption` for missing segments."""
     reader = new_reader(settings)
     for part in ranges:
         yield from damaged(reader, part, part.begin, part.end, MISSING, settings)
@@ -472,9 +471,9 @@ def _array(
 
 
 def _scalar(text: str) -> pa.Scalar:
-    """A scalar without `pa.scalar`, which imports pandas, if installed, to test whether the value is one of its
-    objects. That costs each of Spark's workers most of a second, and the garbage collector as many objects more after
-    every task."""
+    """A scalar without `pa.scalar`. That function imports pandas, if installed, to test whether the value is one of
+    pandas' objects. The import costs each of Spark's workers most of a second, and leaves many objects that the garbage
+    collector visits after every task."""
     data = text.encode()
     offsets = struct.pack("=2i", 0, len(data))
     return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])[0]

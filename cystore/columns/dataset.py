@@ -1,7 +1,7 @@
-"""Stores as a lazy Arrow dataset: polars, DuckDB and pyarrow tell it columns and rows, and it reads only these.
+"""Stores as a lazy Arrow dataset: polars, DuckDB and pyarrow name columns and rows, and the dataset reads only these.
 
-Each scan plans anew, so you may read a dataset again and again, and it includes messages written meanwhile. A scan
-reads the messages that are published when it begins. It writes nothing, and leaves nothing behind when it is killed.
+Each scan makes a new plan, so you may read a dataset again, and the scan includes messages written meanwhile. A scan
+reads the messages that are published when it begins. It writes nothing, so a kill leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -58,14 +58,13 @@ def scan(
     storage: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> LogDataset:
-    """Stores as a `pyarrow.dataset.Dataset` that reads nothing until a query asks.
+    """Stores as a `pyarrow.dataset.Dataset` that reads nothing before a query.
 
     `stores` are paths, globs, URLs (of sealed segments; `storage` holds options of their file system) or open stores,
-    one or several. `polars.scan_pyarrow_dataset(...)`, DuckDB (``SELECT ... FROM dataset``) and `pyarrow` tell it the
-    columns and rows of a query. Filters on topic, partition, offset, physical_offset, timestamp, tags and key limit the
-    reading. `columns` (default: all), `topic`, `tags`, `key`, `transactions`, `check_checksum`, `on_corruption` and
-    `settings` are those of `cystore.to_arrow`. The scan calls `progress(done, total)`, with bytes of log, from the
-    thread that reads.
+    one or several. `polars.scan_pyarrow_dataset(...)`, DuckDB (``SELECT ... FROM dataset``) and `pyarrow` name the
+    columns and rows of a query. Filters on topic, partition, offset, physical_offset, timestamp, tags and key limit
+    the reads. `columns` (default: all), `topic`, `tags`, `key`, `transactions`, `check_checksum`, `on_corruption` and
+    `settings` are those of `cystore.to_arrow`. The reading thread calls `progress(done, total)`, in bytes of log.
 
     Raises StoreConfigError here; a scan raises the errors of `cystore.to_arrow`.
     """
@@ -94,7 +93,7 @@ def _options(storage: object) -> dict[str, str]:
     if not isinstance(storage, Mapping) or not all(
         isinstance(one, str) for pair in storage.items() for one in pair
     ):
-        raise StoreConfigError("storage must be a mapping of names to texts")  # what it has may be secret
+        raise StoreConfigError("storage must be a mapping of names to texts")  # its values may be secret
     return dict(storage)
 
 
@@ -119,7 +118,7 @@ def _places(stores: object, options: dict[str, str]) -> tuple[Place, ...]:
 class LogDataset(pds.FileSystemDataset):
     """The messages of stores. Made by `cystore.scan`.
 
-    Arrow needs an object of its own below a dataset. This one names a file that does not exist, so every method that is
+    Arrow needs one of its own datasets as the base. Here it names a file that does not exist, so every method that is
     not overridden here fails instead of giving a wrong answer.
     """
 
@@ -138,7 +137,7 @@ class LogDataset(pds.FileSystemDataset):
         self._parts = places, read, progress, storage, settings, wanted
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Supports a copy in another process."""
+        """For a copy in another process."""
         return LogDataset, self._parts
 
     @property
@@ -215,7 +214,7 @@ class LogDataset(pds.FileSystemDataset):
         return self.scanner(columns, filter, **options).head(num_rows)
 
     def count_rows(self, filter: Any = None, **options: Any) -> int:
-        """The number of rows of a scan; decodes only the columns of the filter, or one number of each row."""
+        """The number of rows of a scan; decodes only the columns of the filter, or one numeric column."""
         wanted = _both(self._parts[5], filter)
         needed = self._needed((), wanted)
         if wanted is None:
@@ -241,7 +240,7 @@ class LogDataset(pds.FileSystemDataset):
         yield from pds.InMemoryDataset(self.to_table(filter=filter)).get_fragments()
 
     def take(self, indices: Any, **options: Any) -> pa.Table:
-        """The rows at some numbers."""
+        """The rows with these numbers."""
         return self.to_table(**options).take(indices)
 
     def sort_by(self, sorting: Any, **options: Any) -> pds.InMemoryDataset:
@@ -249,11 +248,11 @@ class LogDataset(pds.FileSystemDataset):
         return pds.InMemoryDataset(self.to_table().sort_by(sorting, **options))
 
     def join(self, right_dataset: Any, *arguments: Any, **options: Any) -> pds.InMemoryDataset:
-        """Joined with another dataset, in memory."""
+        """The rows joined with another dataset, in memory."""
         return pds.InMemoryDataset(self.to_table()).join(right_dataset, *arguments, **options)
 
     def join_asof(self, right_dataset: Any, *arguments: Any, **options: Any) -> pds.InMemoryDataset:
-        """Joined with the nearest rows of another dataset, in memory."""
+        """The rows joined with the nearest rows of another dataset, in memory."""
         return pds.InMemoryDataset(self.to_table()).join_asof(right_dataset, *arguments, **options)
 
     @property

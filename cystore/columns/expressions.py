@@ -1,9 +1,9 @@
 """Bounds on the reading of a log from an Arrow filter, and the columns that the filter uses.
 
 Arrow shows an expression as text, and the types of its values only in a pickle. This module understands only
-conjunctions of comparisons of a column with a plain value. Everything else gives no bound: bytes, for example, because
+conjunctions of comparisons of a column with a plain value. Other parts give no bound: bytes, for example, because
 the text shows them like a string of their hex digits. Arrow evaluates the whole filter on the rows afterwards, so a
-bound may let too much in and never too little.
+bound may admit too many rows, but never too few.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Token = tuple[str, str]
 
 
 def columns_in(expression: pc.Expression, known: tuple[str, ...]) -> set[str]:
-    """The columns that an expression uses, and perhaps more; all columns if it names one by number."""
+    """The columns that an expression uses, and perhaps more; all columns if it names a column by number."""
     text = str(expression)
     if "FieldPath" in text:
         return set(known)
@@ -74,18 +74,19 @@ def _with(rows: RowFilter, name: str, operator: str, value: Any) -> RowFilter | 
     if name not in VALUES or operator != "==" or any(type(one) is not kind for one in values):
         return rows
     if kind is int:
-        values = tuple(one for one in values if INT32_MIN <= one <= INT32_MAX)  # no queue has another id
+        values = tuple(
+            one for one in values if INT32_MIN <= one <= INT32_MAX
+        )  # every queue id is in this range
     before = getattr(rows, VALUES[name])
     if name == "key" and before:
-        return rows  # a record has several keys, and the column is only the first
+        return rows  # a record may have several keys; the column holds only the first
     kept = tuple(one for one in values if one in before) if before else values
     narrow = {VALUES[name]: kept}
     return replace(rows, **narrow) if kept else None
 
 
 def _interval(operator: str, value: Any) -> tuple[int, int] | None:
-    """[begin, end) that contains each whole number for which the comparison is true; a time is a fraction of ms
-    (numerator, denominator)."""
+    """[begin, end) that contains each whole number for which the comparison is true; times in ms."""
     if isinstance(value, _Time):
         low, high = value.ms_up, value.ms_down
     elif type(value) is int:
@@ -117,7 +118,7 @@ class _Time:
 
 
 def _unlike_their_text(expression: pc.Expression) -> set[str] | None:
-    """Whether values are bytes in the text. None if a value's type is unknown, so that the text may mislead."""
+    """The hex texts of those values that are bytes. None if a value's type is unknown: then the text may mislead."""
     try:
         with pa.ipc.open_file(expression.__reduce__()[1][0]) as file:
             values = file.get_batch(0).columns
@@ -144,7 +145,7 @@ PLAIN = (
 
 
 def _comparisons(text: str) -> Iterator[tuple[str, str, Any]]:
-    """The comparisons (column, operator, value) that all must hold; a tuple as value means: one of these."""
+    """The comparisons (column, operator, value) that must all hold. A tuple as value: one of its values must match."""
     tokens = [
         (found.lastgroup or "", found[found.lastgroup or 0])
         for found in _TOKEN.finditer(text)
@@ -211,7 +212,7 @@ def _comparison(tokens: list[Token]) -> tuple[str, str, Any] | None:
 
 
 def _text(shown: str) -> str | None:
-    """A string that Arrow shows unchanged; None if it may stand for other characters, or for bytes that are not
+    """A string that Arrow shows unchanged; None if the text may represent other characters, or bytes that are not
     UTF-8."""
     text = shown[1:-1]
     plain = 0 < len(text) <= TEXT_MAX and text.isprintable() and "\\" not in text and "\ufffd" not in text
@@ -221,7 +222,7 @@ def _text(shown: str) -> str | None:
 def _time(shown: str) -> _Time | None:
     try:
         return _Time(shown)
-    except ValueError:  # a year that Python does not have
+    except ValueError:  # a year outside Python's calendar
         return None
 
 

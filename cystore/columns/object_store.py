@@ -1,9 +1,9 @@
 """Places by URL: folders and files of an object store or another file system, through pyarrow.fs, or fsspec for other
 schemes.
 
-Nothing here is mapped or locked, so files that are read must not change any more. A file is written whole. A URL
-never holds credentials; they come from the environment, as the file system's own library finds them, or from options.
-No error and no `repr` contains them.
+This module maps and locks nothing, so files that it reads must not change any more. It writes a file whole. A URL
+never holds credentials: the file system's library takes them from the environment, or the caller gives options. No
+error and no `repr` contains them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cystore.errors import StoreConfigError, StoreError, StoreFormatError, Store
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MAGIC = re.compile(r"[*?\[]")
-# pyarrow's schemes, with the class that takes their options. fsspec has the other schemes.
+# pyarrow's schemes, with the class that takes their options. fsspec handles the other schemes.
 _CLASSES = {
     "file": "LocalFileSystem",
     "s3": "S3FileSystem",
@@ -35,7 +35,7 @@ _CLASSES = {
     "abfs": "AzureFileSystem",
     "abfss": "AzureFileSystem",
 }
-_BY_URI = ("hdfs", "viewfs")  # configured by files of their own
+_BY_URI = ("hdfs", "viewfs")  # configured by their own files
 _REFUSED = (
     "ACCESS_DENIED",
     "INVALID_ACCESS_KEY_ID",
@@ -43,21 +43,21 @@ _REFUSED = (
     "FORBIDDEN",
     "HTTP status 403",
 )
-REQUESTS = 32  # at once, for listings and other small ones
-_SHOWN_MIN = 4  # a shorter value of an option is not a secret, and may be part of any text
+REQUESTS = 32  # listings and other small requests at once
+_SHOWN_MIN = 4  # a shorter value of an option is no secret, and may occur in any text
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
 def is_url(text: str) -> bool:
-    """Whether it begins with a scheme and `://`."""
+    """Whether a text begins with a scheme and `://`."""
     return _URL.match(text) is not None
 
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """The file system of URLs: `scheme`, `host` (a bucket), and its options. Picklable: executors get it as it is."""
+    """The file system of URLs: `scheme`, `host` (a bucket), and its options. Picklable, because executors get it."""
 
     scheme: str
     host: str
@@ -65,7 +65,7 @@ class ObjectStore:
 
     @classmethod
     def of(cls, url: str, options: dict[str, str]) -> tuple[ObjectStore, str]:
-        """The file system of a URL, and the URL as it is written from now on. Raises StoreConfigError."""
+        """The file system of a URL, and the URL in its normal form. Raises StoreConfigError."""
         parts = urlsplit(url)
         user, _, host = parts.netloc.rpartition("@")
         plain = f"{parts.scheme}://{host}{parts.path}"
@@ -134,7 +134,7 @@ class ObjectStore:
                 raise StoreFormatError(f"there is no bucket {bucket}", path=url)
 
     def matching(self, pattern: str) -> list[str]:
-        """The folders whose URL matches a pattern with `*`, `?` or `[...]`, in order; a URL without them as it is."""
+        """The folders whose URL matches a pattern with `*`, `?` or `[...]`, in order; a URL without these alone."""
         root = f"{self.scheme}://{self.host}"
         found = [root]
         for part in pattern.removeprefix(root).strip("/").split("/"):
@@ -160,14 +160,13 @@ class ObjectStore:
     # ------------------------------------------------------------------------------------------- reading
 
     def open_file(self, url: str) -> pa.NativeFile:
-        """A file for reads at any place. Raises FileNotFoundError, which says to its caller that the file was
-        removed."""
+        """A file for reads at any position. Raises FileNotFoundError if the file was removed."""
         with self.translated(url, missing=FileNotFoundError(url)):
             system, path = self.opened(url)
             return system.open_input_file(path)
 
     def read(self, file: pa.NativeFile, url: str, at: int, count: int) -> bytes:
-        """Exactly `count` bytes. Raises StoreFormatError for a file that ends before."""
+        """Exactly `count` bytes. Raises StoreFormatError if the file ends before them."""
         with self.translated(url):
             data: bytes = file.read_at(count, at)
         if len(data) != count:
@@ -190,7 +189,7 @@ class ObjectStore:
 
     @contextmanager
     def translated(self, url: str, *, missing: Exception | None = None) -> Iterator[None]:
-        """Turns errors of a file system into the store's errors with the URL; their text contains no option's value."""
+        """Turns a file system's errors into the store's errors with the URL; their text contains no option's value."""
         try:
             yield
         except StoreError:
@@ -212,7 +211,7 @@ class ObjectStore:
 
 
 def in_parallel(work: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
-    """`work` for each item, many at the same time, because each waits for a server."""
+    """Calls `work` for each item, many at the same time, because each call waits for a server."""
     if len(items) < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(REQUESTS, len(items))) as pool:
@@ -224,7 +223,7 @@ _making = threading.Lock()
 
 @functools.lru_cache(maxsize=64)
 def _made(object_store: ObjectStore) -> tuple[fs.FileSystem, str]:
-    """The file system and the path of its URLs' first part, "" where paths begin with a slash."""
+    """The file system, and the path of the first part of its URLs; "" if paths begin with a slash."""
     name, root = _CLASSES.get(object_store.scheme), f"{object_store.scheme}://{object_store.host}"
     if name is None and object_store.scheme not in _BY_URI:
         return _by_fsspec(object_store, root)

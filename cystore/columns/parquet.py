@@ -1,9 +1,9 @@
 """Ranges of the log as Parquet files, and rows back from them.
 
-`write_range` writes the files of an archive and verifies all of them: it makes each file durable, reads it back from
-the disk, and compares all rows with the log, which it reads once more with checksums. Files lie in
-topic=T/date=YYYY-MM-DD (of the store timestamp, in UTC), sorted by queue id and queue offset. Only the folder's name
-contains the topic, as in Hive. A crash leaves files that no manifest names.
+`write_range` writes the files of an archive and verifies them: it makes each file durable, reads it back from the disk,
+and compares all rows with the log, which it reads once more with checksums. Files are in topic=T/date=YYYY-MM-DD (the
+date of the store timestamp, in UTC), with rows sorted by queue id and queue offset. Only the folder's name contains
+the topic, as in Hive. A crash leaves files that no manifest names.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def write_range(
     with_topic: bool = False,
     write_bytes: int = WRITE_BYTES,
 ) -> WrittenRange:
-    """Writes the records of a range below the folder `data`, which is on the file system of `run`, and verifies the
-    files. With `with_topic` each file has the topic as a column too.
+    """Writes the records of a range below the folder `data`, and verifies the files. `data` is on the file system of
+    `run`. With `with_topic` each file has the topic as a column too.
 
-    Raises CorruptRecordError for the first damage (or, with `skip_damage`, reports each and continues), and for files
-    that differ from the log; OffsetError for a missing segment.
+    Raises CorruptRecordError for files that differ from the log, and for the first damage; with `skip_damage` it
+    reports each damage and continues. Raises OffsetError for a missing segment.
     """
     settings = ReadSettings(
         columns=(*OF_LOG, *(DAMAGE_COLUMNS if skip_damage else ())),
@@ -100,7 +100,7 @@ def write_range(
 
 
 def _pieces(part: LogRange, settings: ReadSettings, write_bytes: int) -> Iterator[tuple[LogRange, pa.Table]]:
-    """The rows of a range in tables that fit into memory, each with its own part of the range."""
+    """The rows of a range as tables that fit into memory, each with its part of the range."""
     batches: list[pa.RecordBatch] = []
     begin, size = part.begin, 0
     for batch in read_ranges([part], settings):
@@ -143,13 +143,13 @@ def _write_table(table: pa.Table, run: Path, data: Path, columns: tuple[str, ...
 
 
 def _runs(column: pa.ChunkedArray) -> list[tuple[int, int]]:
-    """(value, how often) of sorted numbers."""
+    """(value, its count) for sorted numbers."""
     counted = pc.value_counts(column)
     return list(zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True))
 
 
 def _date(days: int) -> str:
-    """A date's name in a folder; outside of the calendar the one that Hive has for none."""
+    """A date's name in a folder; outside the calendar, Hive's name for a missing date."""
     try:
         return str(EPOCH + timedelta(days=days))
     except OverflowError:
@@ -158,7 +158,7 @@ def _date(days: int) -> str:
 
 def _write_file(rows: pa.Table, topic: str, day: str, run: Path, data: Path) -> ArchivedFile:
     physical = pc.min_max(rows["physical_offset"]).as_py()
-    # The name belongs to this attempt alone: if Spark starts a task twice, it replaces no verified file.
+    # The name belongs to this attempt alone: if Spark starts a task twice, the second replaces no verified file.
     name = f"{range_name(physical['min'], physical['max'])}-{uuid.uuid4().hex[:12]}.parquet"
     path = data / f"topic={quote(topic, safe='')}" / f"date={day}" / name
     sink = pa.BufferOutputStream()
@@ -197,10 +197,10 @@ def _write_file(rows: pa.Table, topic: str, day: str, run: Path, data: Path) -> 
 
 
 def verify_files(part: LogRange, data: Path, made: Iterable[ArchivedFile], settings: ReadSettings) -> int:
-    """The number of rows in a range of the log. Checks that each is in these files once, with every column as in the
-    log.
+    """The number of rows in a range of the log. Checks that these files hold each row once, with every column as in
+    the log.
 
-    Reads both anew, the files from the disk. Raises CorruptRecordError for the first difference.
+    Reads the log again, and the files from the disk. Raises CorruptRecordError for the first difference.
     """
     expected = pa.Table.from_batches(list(read_ranges([part], settings)), settings.schema)
     if "corrupt" in expected.column_names:
@@ -231,7 +231,7 @@ def verify_files(part: LogRange, data: Path, made: Iterable[ArchivedFile], setti
 
 
 def _read_whole(data: Path, one: ArchivedFile) -> pa.Table:
-    """A file's rows as the log has them; its topic is that of its folder."""
+    """A file's rows with the log's columns; the topic comes from the folder's name."""
     path = data / one.path
     content = files.read_back(path)
     if crc32c(content) != one.crc32c:
@@ -250,7 +250,7 @@ def _read_whole(data: Path, one: ArchivedFile) -> pa.Table:
 
 
 def topic_of(path: str) -> str:
-    """The topic that a file's folder names."""
+    """The topic in the name of a file's folder."""
     folder = next(part for part in Path(path).parts if part.startswith("topic="))
     return unquote(folder.removeprefix("topic="))
 
@@ -288,7 +288,7 @@ def read_files(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of archived files as batches of `settings.schema`; none is empty. `store` is the value of that column.
 
-    Raises CorruptRecordError for a damaged file, OffsetError for a missing one (unless the settings allow that).
+    Raises CorruptRecordError for a damaged file, OffsetError for a missing file (unless the settings allow that).
     """
     needed = [name for name in IN_FILES if name in settings.columns or name in _filtered(settings.rows)]
     for one in wanted:
@@ -318,8 +318,8 @@ def read_files(
 
 @contextlib.contextmanager
 def _opened(path: Path, one: ArchivedFile, settings: ReadSettings) -> Iterator[pa.NativeFile]:
-    """The file to read from: all of it, with its checksum checked, or without a check only the needed parts. (Parquet's
-    own checksums leave out the heads of pages and the footer, where one bit makes rows disappear.)"""
+    """The file to read from. With a check of its checksum, the whole file is read; without, only the needed parts.
+    (Parquet's checksums do not cover page heads and the footer, where one flipped bit can hide rows.)"""
     if not settings.check_checksum:
         with files.opened(path) as fd, pa.OSFile(f"/proc/self/fd/{fd}") as source:
             yield source
@@ -385,7 +385,7 @@ def _filtered(rows: RowFilter) -> set[str]:
 
 
 def _mask(table: pa.Table, topic: str, rows: RowFilter) -> pa.ChunkedArray | None:
-    """A mask of the rows that the filter wants; None: all. The topic was checked when the file was chosen."""
+    """A mask of the rows that the filter wants; None for all rows. `may_hold` has checked the topic already."""
     wants = []
     if rows.in_queue:
         kind = pc.bit_wise_and(table["sys_flag"], pa.scalar(TRANSACTION_MASK, pa.int32()))
@@ -420,7 +420,7 @@ def _mask(table: pa.Table, topic: str, rows: RowFilter) -> pa.ChunkedArray | Non
 
 
 def _between(column: pa.ChunkedArray, begin: int, end: int) -> pa.ChunkedArray:
-    """Times are in ms."""
+    """A mask of the rows in [begin, end); times are in ms."""
     numbers = column
     if pa.types.is_timestamp(column.type):
         numbers = pc.cast(column, pa.int64())

@@ -1,9 +1,8 @@
-"""The sealed segments of a store, read by URL: from a copy in an object store, or over a file system where nothing
-may be mapped.
+"""The sealed segments of a store, read by URL: from a copy in an object store, or from a file system whose files must
+not be mapped.
 
-A segment is sealed when a later one begins with a record: no process writes to it any more. Later segments (the current
-one, and those that are kept ready) are left out. The reader only asks for listings and ranges of files; it does not
-attach.
+A segment is sealed when a later segment begins with a record: no process writes to it any more. The current segment
+and the segments kept ready are left out. The reader only requests listings and ranges of files; it does not attach.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ SHORT = STATUS_NAMES.index("short")
 
 
 class SealedLog:
-    """The listing of a store at a URL, with the names of LogSnapshot: `minimum` and `end` are those of the sealed
-    segments, so a plan made with it never changes.
+    """The listing of a store at a URL, with the names of LogSnapshot. `minimum` and `end` bound the sealed segments, so
+    a plan made with it never changes.
 
-    Raises StoreFormatError if there is no store, or if a segment is shorter than the others; OffsetError for a segment
-    that is missing between two others, unless that is allowed.
+    Raises StoreFormatError if there is no store, or if a segment's length differs from the others; OffsetError for a
+    segment that is missing between two others, unless `fail_on_data_loss` is False.
     """
 
     def __init__(self, object_store: ObjectStore, url: str, *, fail_on_data_loss: bool = True) -> None:
@@ -110,8 +109,8 @@ class SealedLog:
                 )
 
     def _border(self, bases: list[int], lengths: dict[int, int]) -> int:
-        """The base of the current segment: the last one with a record. A segment behind it is kept ready and has
-        none."""
+        """The base of the current segment: the last segment with a record. Segments after it are kept ready and are
+        empty."""
         for base in reversed(bases):
             head = self._read(base, 0, min(BLANK_SIZE_MIN, lengths[base]))
             if len(head) == BLANK_SIZE_MIN and MAGIC.read(head) in MAGICS:
@@ -119,7 +118,7 @@ class SealedLog:
         return bases[0]
 
     def url_of(self, base: int) -> str:
-        """Of the segment that begins at `base`."""
+        """The URL of the segment that begins at `base`."""
         return f"{self._folder}/{file_name(base)}"
 
     def _read(self, base: int, at: int, count: int) -> bytes:
@@ -133,7 +132,7 @@ class SealedLog:
     # ------------------------------------------------------------------------------------------- ranges
 
     def missing(self) -> Iterator[LogRange]:
-        """The bases of segments that are missing between others."""
+        """The segments that are missing between others, as ranges."""
         there = set(self._bases)
         for base in range(self.minimum, self.end, self.file_bytes):
             if base not in there:
@@ -142,25 +141,25 @@ class SealedLog:
                 )
 
     def segments(self, begin: int, end: int) -> Iterator[LogRange]:
-        """The part of each segment that lies in [begin, end), which are boundaries."""
+        """The part of each segment in [begin, end); `begin` and `end` are record boundaries."""
         for base in self._bases:
             first, behind = max(begin, base), min(end, base + self.file_bytes)
             if first < behind:
                 yield LogRange(self.path, self.url_of(base), base, self.file_bytes, first, behind)
 
     def ends_before(self, ranges: Iterable[LogRange], begin_ms: int) -> Iterator[LogRange]:
-        """Without the segments behind which a segment begins that is older than `begin_ms`."""
+        """The ranges without segments that end before `begin_ms`: the segment after them begins before that time."""
         first = self._first_from(begin_ms, unknown=False)
         return (part for part in ranges if part.base + self.file_bytes >= first)
 
     def begins_after(self, ranges: Iterable[LogRange], end_ms: int) -> Iterator[LogRange]:
-        """Without the segments whose first record is newer than every time before `end_ms`."""
+        """The ranges without segments whose first record is at `end_ms` or later."""
         last = self._first_from(end_ms, unknown=True)
         return (part for part in ranges if part.base < last)
 
     def _first_from(self, time_ms: int, *, unknown: bool) -> int:
-        """The base of the first segment whose first record is not before a time; `unknown`: the answer for a segment
-        without a usable time. Our store timestamps ascend, so this asks few segments."""
+        """The base of the first segment whose first record is not before a time. `unknown` tells whether a segment
+        without a usable time counts as before. Our store timestamps ascend, so a binary search reads few segments."""
         low, high = 0, len(self._bases)
         while low < high:
             middle = (low + high) // 2
@@ -173,7 +172,7 @@ class SealedLog:
 
     @functools.cache  # noqa: B019 - lives as long as the plan that is made with it
     def _first_timestamp(self, base: int) -> int | None:
-        """Store timestamp of a segment's first record; None if it says nothing about the records around it."""
+        """The store timestamp of a segment's first record; None if the record is not valid or not ours."""
         try:
             data = self._read(base, 0, min(HEAD_BYTES, self.file_bytes))
             size = TOTAL_SIZE.read(data) if len(data) >= BLANK_SIZE_MIN else 0
@@ -189,7 +188,7 @@ class SealedLog:
 
     @functools.cached_property
     def queue_names(self) -> list[tuple[str, int]]:
-        """The queues, by the folders of the consume queues. Raises StoreFormatError if these were not copied."""
+        """The queues that have a consume queue's folder. Raises StoreFormatError if the folders were not copied."""
         folder = f"{self.path}/{QUEUES}"
         topics = self.object_store.folders(folder)
         if not topics and self._bases:
@@ -209,8 +208,8 @@ class SealedLog:
 
     @property
     def queue_ranges(self) -> Mapping[tuple[str, int], QueueRange]:
-        """The queue offsets of each queue in the sealed segments; read when first needed, from two files of the
-        queue."""
+        """The queue offsets of each queue in the sealed segments; each is read from the queue's files when it is first
+        needed."""
         return _QueueRanges(self)
 
     @functools.cache  # noqa: B019 - lives as long as the plan that is made with it
@@ -224,11 +223,11 @@ class SealedLog:
         )
 
     def _entry_from(self, folder: str, lengths: dict[int, int], position: int) -> int:
-        """The queue offset of the first entry that points to `position` or behind, or was never written."""
+        """The queue offset of the first entry that points to `position` or later, or was never written."""
         bases = sorted(lengths)
         if not bases:
             return 0
-        low, high = 0, len(bases) - 1  # the wanted file is the last one that begins with an earlier entry
+        low, high = 0, len(bases) - 1  # the wanted file is the last file that begins with an earlier entry
         while low < high:
             middle = (low + high + 1) // 2
             if self._is_below(self._file(folder, bases[middle], ENTRY_BYTES), 0, position):
@@ -247,7 +246,7 @@ class SealedLog:
         return base // ENTRY_BYTES + first
 
     def _is_below(self, data: bytes, number: int, position: int) -> bool:
-        """Whether an entry points below a position; for a hole, the next entry that is not a hole decides."""
+        """Whether an entry points below a position. If it is a hole, the next entry that is not a hole decides."""
         while (number + 1) * ENTRY_BYTES <= len(data):
             entry = entry_in(data, number * ENTRY_BYTES)
             if not entry.hole:
@@ -303,8 +302,8 @@ def read_sealed(
 ) -> Iterator[pa.RecordBatch]:
     """The records of ranges as `read_ranges` gives them; a range's path is a URL here.
 
-    Holds about four windows of the log at most, or two of its largest record. Raises CorruptRecordError, OffsetError
-    for a removed segment, StoreFormatError for a shortened one, StoreIOError and StorePermissionError.
+    Holds at most about four windows of the log, or twice its largest record. Raises CorruptRecordError, OffsetError for
+    a removed segment, StoreFormatError for a shortened segment, StoreIOError and StorePermissionError.
     """
     reader = new_reader(settings)
     store = None
@@ -330,8 +329,8 @@ def read_sealed(
 
 @dataclass
 class _Windows:
-    """A segment's bytes, a window at a time, the next one fetched meanwhile. `data` begins at physical offset
-    `first`."""
+    """A segment's bytes, a window at a time; a thread fetches the next window meanwhile. `data` begins at physical
+    offset `first`."""
 
     file: pa.NativeFile
     object_store: ObjectStore
@@ -351,7 +350,7 @@ class _Windows:
         return self.first + len(self.data)
 
     def move(self, position: int, needed: int = 0) -> None:
-        """Drops the bytes below `position` and adds windows: one, or as many as `needed` bytes from there take."""
+        """Drops the bytes below `position` and adds windows: one, or as many as `needed` bytes from there require."""
         pieces = [self.data[position - self.first :]]
         have = len(pieces[0])
         until = min(max(needed, have + 1), self.part.end - position)
@@ -401,7 +400,7 @@ def _read_segment(
 
 
 def _needed(windows: _Windows, at: int, file_end: int) -> int:
-    """The length of the record at `at` that the window cuts; 0 if there is none."""
+    """The length of the record at `at`, if the window cuts it; otherwise 0."""
     if windows.end == windows.part.end:
         return 0
     scanner = LogWalker(check_checksum=False, follow_queues=False)
@@ -411,7 +410,7 @@ def _needed(windows: _Windows, at: int, file_end: int) -> int:
 
 
 def _next_record(windows: _Windows, position: int, file_end: int) -> int:
-    """The begin of the next valid record behind damage, or the range's end; the windows then reach it."""
+    """The begin of the next valid record after damage, or the range's end; the windows then reach it."""
     scanner, end = LogWalker(follow_queues=False), windows.part.end
     scanner.move(position, file_end)
     while scanner.position < end:

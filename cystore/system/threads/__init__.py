@@ -1,4 +1,4 @@
-"""Threads, calls inside of calls, log lines that are repeated.
+"""Threads, calls inside calls, repeated log lines.
 
 May import `cystore.clock` and what is below it: docs/architecture.md.
 """

@@ -1,8 +1,8 @@
 """Log lines of the store's native threads, in a process whose threads are greenlets.
 
-There `logging` has the locks of gevent or eventlet. Releasing such a lock wakes its waiter in the releasing thread, so
-a native thread that logged would stop the hub, or end the process. Therefore a native thread puts its record into a
-list, and a greenlet of the hub logs it, within LOOK_S, with its original time.
+In such a process `logging` uses the locks of gevent or eventlet. A release of such a lock wakes its waiter in the
+releasing thread, so a native thread that logs would stop the hub or end the process. Therefore a native thread puts
+its record into a list. A greenlet of the hub logs it within LOOK_S, with its original time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cystore.clock import now_ms
 from cystore.system.threads import os_threads
 
 LOOK_S = 0.5
-MOST = 10_000  # kept for a hub that stands still; then the oldest are lost
+MOST = 10_000  # records kept while the hub stands still; beyond that the oldest are lost
 LOGGERS = ("cystore", "cystore.celery", "cystore.celery.lifecycle.recorder")
 LOGGING = logging.addLevelName.__code__.co_filename
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
@@ -29,7 +29,7 @@ _relays: list[Any] = []
 
 
 class HandsOver:
-    """Stands before a logger: keeps records of native threads, and passes all others on."""
+    """Replaces a logger's methods: keeps records of native threads, and passes all others on."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -37,7 +37,7 @@ class HandsOver:
         self._log = logger._log
 
     def is_enabled_for(self, level: int) -> bool:
-        """A native thread asks for no lock: the greenlet decides."""
+        """True for a native thread, because the check would take a lock: the greenlet decides later."""
         return os_threads.among_greenlets() or self._is_enabled_for(level)
 
     def log(
@@ -50,7 +50,7 @@ class HandsOver:
         stack_info: bool = False,
         stacklevel: int = 1,
     ) -> None:
-        """Logger._log."""
+        """In place of Logger._log."""
         if not os_threads.among_greenlets():
             self._log(level, msg, args, exc_info, extra, stack_info, stacklevel + 1)
             return
@@ -85,11 +85,11 @@ def _as_tuple(exc_info: Any) -> ExcInfo | None:
 
 
 def drain() -> None:
-    """Logs the records that native threads have left. Called by a greenlet, and at exit."""
+    """Logs the records that native threads have left. A greenlet calls it, and `atexit`."""
     while _said:
         try:
             logger, said_ms, level, fields = _said.popleft()
-        except IndexError:  # another one took it
+        except IndexError:  # another greenlet took it
             return
         if not logger.isEnabledFor(level):
             continue
@@ -100,8 +100,8 @@ def drain() -> None:
 
 
 def relay() -> None:
-    """A greenlet calls it before a native thread begins. Does something only once, and only where threads are
-    greenlets."""
+    """Starts the hand-over of records. A greenlet calls it before a native thread begins. Acts only once, and only if
+    `threading` starts greenlets."""
     if _relays or not os_threads.patched() or os_threads.is_native():
         return
     _relays.append(None)
@@ -116,7 +116,7 @@ def _begin() -> Any:
     if os_threads.patched_by() != "gevent":
         return _loop_of_eventlet()
     gevent: Any = importlib.import_module("gevent")
-    # No reference, so that a wait for all greenlets does not wait for the timer.
+    # ref=False: a wait for all greenlets does not wait for the timer.
     timer = gevent.get_hub().loop.timer(LOOK_S, LOOK_S, ref=False)
     timer.start(lambda: gevent.spawn(drain) if _said else None)
     return timer
@@ -129,11 +129,11 @@ def _loop_of_eventlet() -> Any:
         while True:
             eventlet.sleep(LOOK_S)
             if _said:
-                eventlet.spawn(drain)  # a handler that raises ends this one alone
+                eventlet.spawn(drain)  # a log handler that raises ends only this greenlet
 
     return eventlet.spawn(look)
 
 
 os_threads.before_native.append(relay)
-# `cystore` registers the closing of its stores later than this, so that comes first.
+# `cystore` registers the close of its stores later, so `atexit` closes the stores before it drains.
 atexit.register(drain)

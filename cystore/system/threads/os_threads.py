@@ -1,8 +1,8 @@
-"""Threads and locks of the operating system, also where gevent or eventlet put their own into `threading`.
+"""Threads and locks of the operating system, even where gevent or eventlet have patched `threading`.
 
-Inside the store nothing may switch to another greenlet: a lock of the operating system belongs to the thread, so a
-greenlet that came in between would find it its own. And a flush must not stop every greenlet: the services run in
-threads that are real. Both come from a second copy of the module `_thread`, which no patch has reached.
+The store's code must not switch to another greenlet: a lock of the operating system belongs to the thread, so another
+greenlet of the thread would hold it too. A flush must not stop every greenlet, so the services run in real threads.
+Locks and threads come from a second copy of the module `_thread`, which is never patched.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ native_id: Callable[[], int] = _native.get_native_id
 
 
 def is_ours(thread_id: int) -> bool:
-    """Whether a thread of this process has that number of the system, as far as /proc tells."""
+    """Whether a thread of this process has this native id, according to /proc."""
     return os.path.isdir(f"/proc/self/task/{thread_id}")
 
 
 def Lock() -> threading.Lock:
-    """A lock of the operating system. Raises MemoryError where there is no memory for one; Python itself raises
+    """A lock of the operating system. Raises MemoryError if there is no memory for it; Python itself would raise
     RuntimeError."""
     return _made(_native.allocate_lock)
 
 
 def RLock() -> Any:
-    """A lock that its own thread may take again. Raises MemoryError where there is no memory for one."""
+    """A lock that its owner thread may take again. Raises MemoryError if there is no memory for it."""
     return _made(_native.RLock)
 
 
@@ -58,7 +58,7 @@ def _made(kind: Callable[[], Any]) -> Any:
 
 
 def patched() -> bool:
-    """True where `threading` starts greenlets."""
+    """True if `threading` starts greenlets."""
     return not isinstance(_thread.start_new_thread, BuiltinFunctionType)
 
 
@@ -68,14 +68,12 @@ def patched_by() -> str:
 
 
 _idents: set[int] = set()
-before_native: list[
-    Callable[[], None]
-] = []  # a greenlet calls them before a native thread begins to work for it
+before_native: list[Callable[[], None]] = []  # a greenlet calls these before it starts a native thread
 
 
 @contextmanager
 def as_native() -> Iterator[None]:
-    """Says of the calling thread that no hub's greenlets run in it."""
+    """Marks the calling thread as one in which no hub runs greenlets."""
     ident = _native.get_ident()
     known = ident in _idents
     _idents.add(ident)
@@ -87,12 +85,12 @@ def as_native() -> Iterator[None]:
 
 
 def is_native() -> bool:
-    """True in a thread of the store, and in one of a hub's pool that works for the store."""
+    """True in a thread of the store, and in a thread of a hub's pool that works for the store."""
     return _native.get_ident() in _idents
 
 
 def among_greenlets() -> bool:
-    """True in a native thread of a process whose other threads are greenlets: a lock of `threading` is not for it."""
+    """True in a native thread of a process that runs greenlets. Such a thread must not use a lock of `threading`."""
     return _native.get_ident() in _idents and patched()
 
 
@@ -109,18 +107,18 @@ class Flag:
         return self._set
 
     def set(self) -> None:
-        """From now on no wait waits. Called once, by one thread."""
+        """Ends all waits, present and later. Called once, by one thread."""
         if not self._set:
             self._set = True
             self._lock.release()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleeps until it is set: True; False after `timeout_s`."""
+        """Sleeps until the flag is set, and returns True; returns False after `timeout_s`."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._set:
             left_s = SLICE_S if until_s is None else min(until_s - time.monotonic(), SLICE_S)
             if self._lock.acquire(timeout=max(left_s, 0)):
-                # a handler's exception may come before it: then the others look again after a slice
+                # a signal handler's exception may prevent this release: then the other waiters check after a slice
                 self._lock.release()
             elif left_s < SLICE_S:
                 break
@@ -128,8 +126,8 @@ class Flag:
 
 
 class Thread:
-    """A daemon thread that runs `target` once; it starts when made. Raises RuntimeError if it cannot begin, or not
-    within `begin_s`: a thread without memory to begin never reports that."""
+    """A daemon thread that runs `target` once; it starts when it is made. Raises RuntimeError if it does not begin
+    within `begin_s`: a thread that lacks the memory to begin reports nothing."""
 
     def __init__(self, target: Callable[[], None], name: str, begin_s: float = BEGIN_S) -> None:
         self.name = name
@@ -153,7 +151,7 @@ class Thread:
             else:
                 self._start()
         except BaseException:
-            self._targets.clear()  # it may run already; else it never does
+            self._targets.clear()  # the target may run already; otherwise it never runs
             raise
 
     def _taken_back(self) -> bool:
@@ -170,7 +168,7 @@ class Thread:
     def _start_from_here(self) -> None:
         try:
             self._start()
-        except Exception:  # noqa: BLE001 - no more threads, or no memory for one: then this thread does the work
+        except Exception:  # noqa: BLE001 - no more threads, or no memory for one: this thread does the work
             self._run()
 
     def _run(self) -> None:
@@ -184,16 +182,15 @@ class Thread:
             with as_native():
                 target()
         finally:
-            del (
-                target
-            )  # its objects may close files when they are freed: that ends before anybody is notified
+            del target  # freeing its objects may close files: that ends before waiters are notified
             self._done.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits until it has ended: True; False after `timeout_s`. At once for the thread itself."""
+        """Waits until the thread has ended, and returns True; returns False after `timeout_s`. The thread itself gets
+        True at once."""
         return self._ident == _native.get_ident() or self._done.wait(timeout_s)
 
 
 def pause(seconds: float) -> None:
-    """Lets other threads run for this time; no other greenlet."""
+    """Sleeps for this time. Other threads run meanwhile; other greenlets of this thread do not."""
     Flag().wait(seconds)

@@ -1,6 +1,6 @@
 """Calls of the store inside another call of the same thread: from a signal handler, or a finalizer.
 
-A thread cannot wait for itself. So Python code that runs while it holds a lock of all processes runs `undisturbed`.
+A thread cannot wait for itself. So Python code that runs under a lock shared by processes runs `undisturbed`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from cystore.system.threads import os_threads
 
 Answer = TypeVar("Answer")
 
-TURN_BEGIN_S = 0.25  # then the caller makes the call itself
+TURN_BEGIN_S = 0.25  # if the thread has not begun by then, the caller makes the call itself
 
-# The modules of the store itself, without those that are built on it.
+# The modules of the store itself, without the modules that are built on it.
 INSIDE = tuple(
     f"cystore.{name}"
     for name in (
@@ -44,9 +44,9 @@ def undisturbed(call: Callable[[], Answer]) -> Answer:
     """Makes a call that no signal handler can interrupt. Handlers run in the main thread; there, another thread makes
     the call.
 
-    A handler that uses the store meanwhile waits for that thread as for any other. Its exception ends the wait, not the
-    call. Inside a handler the call is made at once, because the interrupted call may hold a lock of this process that
-    another thread would wait for.
+    A handler that uses the store meanwhile waits for that thread as for any other. The handler's exception ends the
+    wait, not the call. A handler itself makes the call at once: the interrupted call may hold a lock of this process,
+    and another thread would wait for that lock.
     """
     if os_threads.native_id() != os.getpid() or _is_nested(sys._getframe(1)):
         return call()
@@ -72,7 +72,7 @@ def undisturbed(call: Callable[[], Answer]) -> Answer:
 
 
 def _is_nested(frame: FrameType | None) -> bool:
-    """Whether a call of the store is below this frame's call."""
+    """Whether this frame's call was made inside another call of the store."""
     left = False
     while frame is not None:
         inside = frame.f_globals.get("__name__", "").startswith(INSIDE)

@@ -8,15 +8,15 @@ from cystore.clock import monotonic_s
 from cystore.errors import StoreFullError, StoreResourceError
 
 AGAIN_S = 60.0
-EXPECTED = (StoreFullError, StoreResourceError)  # the host lacks something; no traceback says more
+EXPECTED = (StoreFullError, StoreResourceError)  # the host lacks a resource; a traceback adds nothing
 
 
 class Trouble:
     """Logs the errors of repeated work. The log may lie on the disk that is full.
 
-    A full disk, or too little memory, is one line. The next line of that class comes a minute later at the earliest,
-    even if its numbers differ, and even if a try worked in between. Any other error is logged with its traceback when
-    it begins, and when its text changes.
+    A full disk or a lack of memory gives one line. The next line of that class comes at least a minute later, even if
+    its numbers differ, and even if a try succeeded in between. Any other error is logged with its traceback when it
+    begins and when its text changes.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Trouble:
         self._reported = ""
 
     def tell(self, log: logging.Logger, level: int, error: BaseException, what: str) -> bool:
-        """Logs that `what` met an error, unless it is known; returns whether it did."""
+        """Logs that `what` met an error, unless it was logged already. Returns whether it logged."""
         if isinstance(error, EXPECTED):
             now, kind = monotonic_s(), type(error)
             if now < self._again_at.get(kind, now):
@@ -39,5 +39,5 @@ class Trouble:
         return True
 
     def over(self) -> None:
-        """A try went well: an error with a traceback is new again."""
+        """Called after a try that succeeded: the next error with a traceback is logged again."""
         self._reported = ""
