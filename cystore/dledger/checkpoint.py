@@ -1,4 +1,4 @@
-"""The small files of a DLedger: which entry is committed, and the term. Both are Java properties."""
+"""The small files of a DLedger: the committed index and the term. Both files are Java properties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INT64_MAX = (1 << 63) - 1
 
 
 def committed_index(folder: Path) -> int:
-    """The index up to which entries are committed, by the checkpoint or its last copy; -1 if nothing says it.
+    """The last committed index, from the checkpoint or its last copy; -1 if neither has it.
 
     DLedger removes the checkpoint before it renames the new one, so a kill may leave only the copy.
     """
@@ -25,7 +25,7 @@ def committed_index(folder: Path) -> int:
 
 
 def current_term(folder: Path) -> int | None:
-    """The term that the member knew last; None if nothing says it."""
+    """The member's last known term; None if the file does not have it."""
     return _number(folder / TERM, CURRENT_TERM)
 
 

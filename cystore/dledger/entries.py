@@ -19,7 +19,7 @@ MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A valid entry with the fields of its record. `body` are the record's bytes."""
+    """A valid entry with the fields of its record. `body` holds the record's bytes."""
 
     index: int
     term: int
@@ -40,7 +40,7 @@ class Entry:
         return self.pos + HEAD_BYTES
 
     def index_bytes(self) -> bytes:
-        """Its entry in the index files."""
+        """The bytes of this entry in the index files."""
         return INDEX_ENTRY.pack(MAGIC, self.pos, self.size, self.index, self.term)
 
 
@@ -54,12 +54,12 @@ class Bad:
 
 
 class InvalidEntry(ValueError):
-    """The bytes are no entry; says why."""
+    """The bytes are no entry; the text gives the reason."""
 
 
 def size_of(head: bytes, pos: int, room: int) -> int:
-    """The size of the entry whose head is given and that begins at `pos`, `room` bytes before the end of its file.
-    Raises InvalidEntry."""
+    """The size of the entry with this `head` at `pos`, which is `room` bytes before the end of its file. Raises
+    InvalidEntry."""
     if len(head) < HEAD_BYTES:
         raise InvalidEntry(f"an entry has {HEAD_BYTES} bytes at least, the file has {len(head)} left")
     magic, size, _, _, its_pos, channel, chain_crc, body_crc, body_bytes = HEAD.unpack_from(head)
@@ -78,7 +78,8 @@ def size_of(head: bytes, pos: int, room: int) -> int:
 
 
 def parsed(data: bytes, pos: int) -> Entry:
-    """The entry in `data`, whose size was checked. Raises InvalidEntry for a record that is not valid there."""
+    """The entry in `data`; the caller has checked its size. Raises InvalidEntry for a record that is not valid at this
+    position."""
     _, _, index, term, *_ = HEAD.unpack_from(data)
     if index < 0 or term < 0:
         raise InvalidEntry(f"index is {index}, term is {term}")
@@ -87,7 +88,7 @@ def parsed(data: bytes, pos: int) -> Entry:
 
 
 def record_in(body: bytes, physical_offset: int) -> dict[str, int | bytes]:
-    """The fields of the record that `body` is. Raises InvalidEntry."""
+    """The fields of the record in `body`. Raises InvalidEntry."""
     status, fields = record.parse(body)
     if status != "ok":
         raise InvalidEntry(f"the record is not valid: {status}")

@@ -1,7 +1,7 @@
-"""The walk over the entries of a DLedger, and where it ends.
+"""The walk over the entries of a DLedger, up to the log's end.
 
-Source: DLedgerMmapFileStore.recover. DLedger cuts its log at the first invalid entry of the last files. Here an invalid
-entry is damage if the checkpoint says that it was committed, or if valid entries follow it; otherwise the log ends
+Source: DLedgerMmapFileStore.recover. DLedger truncates its log at the first invalid entry of the last files. Here an
+invalid entry is damage if the checkpoint counts it as committed, or if valid entries follow it; otherwise the log ends
 there.
 """
 
@@ -28,8 +28,8 @@ from cystore.recovery.walk.log_reader import PIECE_BYTES, LogReader
 class EntryWalk:
     """One walk from the first data file on; `run` gives entries and damaged ranges in their order.
 
-    Afterwards `end` is the position behind the last entry, `last` its index (-1: none), and `tail` the reason why the
-    bytes at `end` are no entry, empty if nothing stands there.
+    Afterwards `end` is the position after the last entry, and `last` is its index (-1: none). `tail` is the reason why
+    the bytes at `end` are no entry; it is empty if there are only zeros.
     """
 
     def __init__(self, reader: LogReader, committed: int) -> None:
@@ -79,7 +79,7 @@ class EntryWalk:
         return entry
 
     def _behind(self, at: int, reason: str) -> int | None:
-        """Where to go on behind an invalid entry; None if the log ends before it."""
+        """The position at which the walk continues after an invalid entry; None if the log ends before it."""
         entry = self._next(at + 1)
         if entry is not None:
             self.last = entry.index - 1
@@ -121,7 +121,7 @@ class EntryWalk:
             entry = parsed(self._pieces.read(at, size), at)
         except InvalidEntry:
             return None
-        # Old entries may stand behind the end of a log that a new leader made shorter.
+        # Old entries may follow the end of a log that a new leader has truncated.
         return entry if entry.index > self.last and entry.term >= self.term else None
 
     def _missing(self) -> Iterator[Bad]:

@@ -17,8 +17,8 @@ Queue = tuple[str, int]
 def messages(
     source: Source, chosen: Callable[[Queue], bool], begin: int, damaged: Callable[[Bad], None]
 ) -> Iterator[Message]:
-    """Messages of the chosen queues from queue offset `begin` on. Walks the log once, and keeps eight bytes for each
-    message; damaged ranges are told first."""
+    """Messages of the chosen queues from queue offset `begin` on. Walks the log once, keeps eight bytes for each
+    message, and calls `damaged` for each damaged range before the first message."""
     queues: dict[Queue, array[int]] = {}
     for found in source.records(uncommitted=False):
         if isinstance(found, Bad):
@@ -33,7 +33,7 @@ def messages(
 
 
 def _queue_of(stored: Stored) -> Queue | None:
-    """The queue that the record is in; None for prepared and rolled back ones."""
+    """The queue of a record; None for prepared and rolled back records."""
     fields = stored.fields
     topic, queue_id, sys_flag = fields["topic"], fields["queue_id"], fields["sys_flag"]
     assert isinstance(topic, bytes)

@@ -1,4 +1,4 @@
-"""The commit log from the time before the broker had a DLedger: it ends where the DLedger begins."""
+"""The broker's commit log from before it had a DLedger; it ends where the DLedger begins."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def old_records(reader: LogReader, end: int) -> Iterator[OldRecord | Bad]:
 
 
 def _record(pieces: Pieces, at: int, file_end: int) -> bytes:
-    """The bytes of the record at `at`; none for a blank. Raises InvalidEntry."""
+    """The bytes of the record at `at`; empty for a blank. Raises InvalidEntry."""
     head = pieces.read(at, BLANK_SIZE_MIN)
     if len(head) < BLANK_SIZE_MIN:
         raise InvalidEntry(f"the file has {len(head)} bytes left")

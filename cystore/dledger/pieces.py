@@ -6,7 +6,7 @@ from cystore.recovery.walk.log_reader import PIECE_BYTES, LogReader
 
 
 class Pieces:
-    """Reads ahead, because entries are read one behind the other."""
+    """Reads ahead, because entries are read one after the other."""
 
     def __init__(self, reader: LogReader) -> None:
         self.reader = reader
@@ -17,7 +17,7 @@ class Pieces:
         return self.reader.base_of(offset) + self.reader.file_bytes
 
     def read(self, offset: int, count: int) -> bytes:
-        """`count` bytes from `offset`, or as many as the file has behind it."""
+        """`count` bytes from `offset`, or as many as the file has from there."""
         count = min(count, self.file_end(offset) - offset)
         at = offset - self._begin
         if not (self._data and at >= 0 and at + count <= len(self._data)):

@@ -1,4 +1,4 @@
-"""Where a DLedger is: the broker's directory (storePathRootDir) and the folder dledger-ID in it."""
+"""The place of a DLedger: the broker's directory (storePathRootDir) and the folder dledger-ID in it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Place:
 
 
 def find(path: Path) -> Place | None:
-    """The DLedger of a broker's directory, or whose own folder `path` is; None for anything else. Raises
-    StoreFormatError for a directory with several."""
+    """The DLedger in a broker's directory, or in the DLedger's own folder; None for any other path. Raises
+    StoreFormatError for a directory with several DLedgers."""
     with files.translated(path):
         if not path.is_dir():
             return None

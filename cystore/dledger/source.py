@@ -1,4 +1,4 @@
-"""All records of a DLedger broker in their order: the old commit log's first, then those of the entries."""
+"""All records of a DLedger broker in their order: first those of the old commit log, then those of the entries."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ REPORT_EVERY = 1024
 
 
 class Source:
-    """The files as they are at the start: what a broker appends meanwhile is not read.
+    """The files as they are at the start: records that a broker appends meanwhile are not read.
 
-    `committed` is the last committed index by the checkpoint, -1 if nothing says it. After `records` `walk` has the end
-    of the log.
+    `committed` is the last committed index by the checkpoint, -1 if it is unknown. After `records`, `walk` knows the
+    end of the log.
     """
 
     def __init__(self, place: Place, file_bytes: int, progress: Progress | None = None) -> None:
@@ -55,7 +55,7 @@ class Source:
                 reader.close()
 
     def records(self, *, uncommitted: bool) -> Iterator[Stored | Bad]:
-        """Every record and every damaged range; without `uncommitted` up to the last committed entry."""
+        """Every damaged range and every record; without `uncommitted`, records only up to the last committed entry."""
         for number, found in enumerate(self._all()):
             if self._progress is not None and number % REPORT_EVERY == 0:
                 self._show(found)

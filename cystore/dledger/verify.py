@@ -45,7 +45,7 @@ def _damage(source: Source, bad: Bad) -> Damage:
 
 
 class _IndexFiles:
-    """Compares the index files with entries, one after the other; neighbours that are wrong are one range."""
+    """Compares the index files with the entries, one after the other; adjacent wrong index entries form one range."""
 
     def __init__(self, source: Source) -> None:
         self._reader = LogReader(source.place.folder, INDEX_FILE_BYTES, INDEX)
@@ -64,7 +64,7 @@ class _IndexFiles:
             yield from self.rest()
             return
         if entry.index > self._committed and not any(there):
-            return  # DLedger writes it anew when it starts
+            return  # DLedger writes this index entry again when it starts
         reason = f"not what entry {entry.index} needs" if any(there) else f"of entry {entry.index} is missing"
         path, begin = reader.path(base), at - base
         if self._open is not None and self._open.path == path and self._open.end == begin:
@@ -74,7 +74,7 @@ class _IndexFiles:
         self._open = Damage("entry_index", path, begin, begin + INDEX_ENTRY.size, reason)
 
     def rest(self) -> Iterator[Damage]:
-        """The range that no wrong entry followed."""
+        """The open range of wrong index entries, which ends here."""
         if self._open is not None:
             yield self._open
         self._open = None

@@ -1,4 +1,4 @@
-"""One slave's connection, as the master sees it. Source: HAConnection; one thread serves all of them here."""
+"""The master's side of one slave's connection. Source: HAConnection; here one thread serves all connections."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ log = logging.getLogger("cystore")
 
 IN_BYTES = 4096  # of reports, read at once
 TURN_BYTES = 4 << 20  # shipped to one slave before the others get their turn
-ANSWERS_BYTES_MAX = 64 << 10  # a slave that asks and does not read is no slave
-DIGESTS_MAX = 4  # of one connection: a slave asks for that of its last record
+ANSWERS_BYTES_MAX = 64 << 10  # a slave that asks and does not read the answers loses its connection
+DIGESTS_MAX = 4  # for one connection: a slave asks for the digest of its last record
 
 
 class SlaveConnection:
-    """`acknowledged`: the end of the slave's log as it reported it last, -1 before. Raises ReplicationError for a
-    slave that does not keep to the protocol; OSError when the connection is over."""
+    """`acknowledged`: the end of the slave's log by its last report, -1 before the first. Raises ReplicationError if
+    the slave violates the protocol; OSError when the connection is over."""
 
     def __init__(
         self,
@@ -49,16 +49,16 @@ class SlaveConnection:
         self.socket, self.name = connection, name
         self._control, self._commit_log, self._config = control, commit_log, config
         self._hello, self._secret, self._session = hello, secret, session
-        self.member = ""  # its name in the group; "" for a slave that is no member
+        self.member = ""  # the slave's name in the group; "" if it is no member
         self._nonce = secrets.token_bytes(wire.NONCE_BYTES)
         self._proved = secret is None
         self.acknowledged = -1
         self.is_ours = False
         self.since_s = self._heard_s = self._sent_s = monotonic_s()
         self._in = bytearray()
-        self._out = bytearray()  # not sent yet, before `_left` bytes of the file
+        self._out = bytearray()  # to send first; then follow `_left` bytes of the file
         self._next = -1  # log position of the next frame
-        self._at = self._left = 0  # of the frame that is being sent: log position, bytes
+        self._at = self._left = 0  # of the frame being sent: log position and number of bytes still to send
         self._file: Descriptor | None = None
         self._file_base = -1
         self._digests = 0
@@ -72,7 +72,7 @@ class SlaveConnection:
 
     @property
     def is_following(self) -> bool:
-        """Whether the slave said where it stands."""
+        """Whether the slave has reported its position."""
         return self._next >= 0
 
     @property
@@ -81,17 +81,17 @@ class SlaveConnection:
 
     @property
     def has_work(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether there are bytes to send."""
         return self.has_unsent or (self.is_following and self._next < self._control.wrote)
 
     def check_time(self) -> None:
-        """Raises ReplicationError for a slave that was not heard of for ha_housekeeping_interval_ms."""
+        """Raises ReplicationError if the slave has sent no report for ha_housekeeping_interval_ms."""
         quiet_s = monotonic_s() - self._heard_s
         if quiet_s * 1000 > self._config.ha_housekeeping_interval_ms:
             raise ReplicationError(f"the slave sent nothing for {quiet_s:.0f} s")
 
     def secure(self) -> bool:
-        """Goes on with the handshake of TLS; True when there is none left to do."""
+        """Continues the TLS handshake; True when it is complete or not needed."""
         if not self._secured:
             try:
                 self.socket.do_handshake()  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ class SlaveConnection:
     # ------------------------------------------------------------------------------------------------ what it says
 
     def receive(self) -> None:
-        """Takes what has come, at most `IN_BYTES`: a flood gets no more of this thread than a report does."""
+        """Reads at most `IN_BYTES` received bytes: a flood takes no more of this thread's time than a report."""
         if not self.secure():
             return
         try:
@@ -119,7 +119,7 @@ class SlaveConnection:
         del self._in[:used]
 
     def _take(self, at: int) -> int:
-        """One word of the slave at `at`; returns its length, 0 when it is not whole yet."""
+        """Handles the slave's word at `at`; returns its length, or 0 if the word is not complete yet."""
         if len(self._in) - at < wire.REPORT.size:
             return 0
         (value,) = wire.REPORT.unpack(self._in, at)
@@ -144,7 +144,7 @@ class SlaveConnection:
         return length
 
     def _word_length(self, value: int, at: int) -> int:
-        """The length of a word that begins with `value`; 0 while that is not known."""
+        """The length of a word that begins with `value`; 0 while its length is not known."""
         words = {wire.HELLO: 0, wire.PROOF: wire.NONCE_BYTES + wire.PROOF_BYTES, wire.DIGEST: wire.RANGE.size}
         if value >= 0:
             return wire.EPOCH_REPORT.size if self.member else wire.REPORT.size
@@ -193,7 +193,7 @@ class SlaveConnection:
         self._answer(wire.talk(wire.PROOF, self._secret.proof("master", self._nonce, nonce)))
 
     def _digest(self, begin: int, end: int) -> None:
-        """Of bytes of one file that the log has."""
+        """Answers with the digest of a range of the log in one file; an empty answer if the range is not readable."""
         self._digests += 1
         if (
             self.is_following
@@ -215,8 +215,8 @@ class SlaveConnection:
         self._out += frame
 
     def _reported(self, offset: int) -> None:
-        """The first report says where the slave's log ends; each later one how far it has come. Only that shows that
-        it lives."""
+        """Handles a report. The first report gives the end of the slave's log, later ones its progress. Only reports
+        show that the slave lives."""
         self._heard_s = monotonic_s()
         wrote, minimum = self._control.wrote, self._control.min_physical_offset
         if offset > wrote:
@@ -224,7 +224,7 @@ class SlaveConnection:
         if not self.is_following:
             if 0 < offset < minimum:
                 raise ReplicationError(f"the slave's log ends at {offset}, and this one begins at {minimum}")
-            # RocketMQ's master begins with its last file when a slave reports 0; a slave takes any offset then.
+            # If a slave reports 0, RocketMQ's master begins with its last file. Such a slave accepts any offset.
             self._next = max(offset, minimum)
             log.info("%s: slave %s follows from %d", self._commit_log.files.root, self.name, self._next)
         elif offset < self.acknowledged or offset > self._next:
@@ -236,7 +236,7 @@ class SlaveConnection:
     # ------------------------------------------------------------------------------------------------ what it is sent
 
     def send(self) -> int:
-        """Ships what the slave does not have yet, as much as the connection takes and at most `TURN_BYTES`; returns
+        """Ships the log that the slave lacks, as much as the connection takes and about `TURN_BYTES` at most. Returns
         the number of bytes."""
         if not self.secure():
             return 0
@@ -250,7 +250,7 @@ class SlaveConnection:
         return self._at - begun
 
     def _begin_frame(self) -> bool:
-        """The header of the next frame, or of a heartbeat; False when neither is due."""
+        """Prepares the header of the next frame or of a heartbeat; False if neither is due."""
         position, wrote = self._next, self._control.wrote
         if position >= wrote:
             if (monotonic_s() - self._sent_s) * 1000 < self._config.ha_send_heartbeat_interval_ms:
@@ -282,8 +282,8 @@ class SlaveConnection:
         return self._file
 
     def _send_begun(self) -> bool:
-        """True when all of the frame that was begun is sent. Raises BlockingIOError while the connection takes no
-        more."""
+        """Sends the rest of the frame in progress, then returns True. Raises BlockingIOError while the connection takes
+        no more bytes."""
         while self._out:
             sent = (
                 self.socket.send(self._out, socket.MSG_MORE)

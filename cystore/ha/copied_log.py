@@ -1,9 +1,7 @@
-"""The log of a slave: takes the bytes that the master ships, and appends the whole records among them at the same
-offsets.
+"""The log of a slave: takes the bytes that the master ships, and appends the complete records at the same offsets.
 
-Source: DefaultMessageStore.appendToCommitLog. RocketMQ's slave appends halves of records too; this log's end moves by
-whole records, so that every process that is attached may read up to it, and a kill at any point leaves a log that
-goes on.
+Source: DefaultMessageStore.appendToCommitLog. RocketMQ's slave appends incomplete records too. This log's end moves by
+complete records, so every attached process may read up to it, and a kill at any point leaves a log that can continue.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from cystore.layout import CONSTANTS
 
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 ROOM_BYTES = 2 << 20
-RECORD_MORE_BYTES = 64 << 10  # of a record beside its body, at most
+RECORD_MORE_BYTES = 64 << 10  # the most that a record has besides its body
 
 
 class CopiedLog:
-    """One thread uses it, in the process that follows for the whole store."""
+    """Used by one thread, in the process that follows the master for the whole store."""
 
     def __init__(
         self,
@@ -39,34 +37,34 @@ class CopiedLog:
         self._manifest, self._max_bytes = manifest, max_body_bytes + RECORD_MORE_BYTES
         self._records = copied.CopiedRecords(control)
         self._bytes = bytearray(ROOM_BYTES)
-        self._begin = self._end = 0  # of what is not appended yet
+        self._begin = self._end = 0  # of the bytes that are not appended yet
         self._skip = 0  # bytes of a blank that are still to come
 
     @property
     def received(self) -> int:
-        """The log position behind the bytes that were given."""
+        """The log position after the received bytes."""
         return self._control.wrote - self._skip + self._end - self._begin
 
     @property
     def whole(self) -> int:
-        """The end of the log, or the position up to which a blank at the end of a file was received: the log ends
-        behind it already, and its master has not sent so much."""
+        """The end of the log; while a file's blank is still being received, the position up to which it was received.
+        The log's own end is after the blank already, ahead of the master's bytes."""
         return self._control.wrote - self._skip
 
     def restart(self) -> None:
-        """Forgets the bytes that were not appended: the next ones belong to the log's end."""
+        """Forgets the bytes that were not appended: the next bytes belong to the log's end."""
         self._begin = self._end = self._skip = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether the log may still begin anywhere."""
+        """Whether the log is empty, and may begin at any position."""
         return self._control.wrote == 0
 
     def begin_at(self, position: int) -> None:
         """Makes an empty log begin at `position`, the begin of a file. Raises ReplicationError.
 
-        Under the locks of all who move a position. The wrote position is the last to move: a kill before leaves an
-        empty log.
+        Holds the locks of every position that moves. The wrote position moves last: a kill before that leaves an empty
+        log.
         """
         control, segments = self._control, self._commit_log.files
         if position == control.wrote:
@@ -85,7 +83,7 @@ class CopiedLog:
             control.held("flush"),
         ):
             if not self.is_empty:
-                raise ReplicationError("somebody appended", path=segments.directory)
+                raise ReplicationError("another process appended to the empty log", path=segments.directory)
             for base in segments.refresh():
                 if base != position:
                     segments.remove(base)
@@ -104,11 +102,11 @@ class CopiedLog:
         self._policy.reach(position, FLUSH_SYNC)
 
     def room(self) -> memoryview:
-        """Where the next bytes go; `took` says how many there are."""
+        """The memory for the next bytes; the caller tells their number to `took`."""
         if self._end == len(self._bytes):
             left = self._end - self._begin
             if self._begin == 0:
-                self._bytes = bytearray(2 * len(self._bytes))  # a record longer than all of it
+                self._bytes = bytearray(2 * len(self._bytes))  # the record is longer than the memory
             else:
                 self._bytes[:left] = self._bytes[self._begin : self._end]
                 self._begin, self._end = 0, left
@@ -116,8 +114,8 @@ class CopiedLog:
         return memoryview(self._bytes)[self._end :]
 
     def took(self, count: int) -> None:
-        """`room` has so many bytes more. Appends the whole records. Raises CorruptRecordError, ReplicationError and
-        the errors of put."""
+        """Takes `count` bytes that the caller put into `room`. Appends the complete records. Raises CorruptRecordError,
+        ReplicationError and the errors of put."""
         self._end += count
         try:
             while self._step():
@@ -128,7 +126,7 @@ class CopiedLog:
             self._begin = self._end = 0
 
     def _step(self) -> bool:
-        """One batch, or one blank; False when more bytes have to come first."""
+        """Appends one batch of records, or one blank; False if more bytes are needed first."""
         if self._skip:
             skipped = min(self._skip, self._end - self._begin)
             self._begin, self._skip = self._begin + skipped, self._skip - skipped
@@ -180,7 +178,7 @@ class CopiedLog:
                 policy.overwritten()
 
     def _end_file(self, position: int, file_end: int) -> None:
-        """The master's file ends in a blank here, and so does this one."""
+        """Ends the file in a blank, as the master's file ends here."""
         self._policy.make_room(file_end + BLANK_SIZE_MIN)
         segment = self._policy.segment_at(position)
         with self._control.held("append"):

@@ -18,7 +18,7 @@ def _busy() -> None:
 
 
 class ReplicationLock:
-    """The lock of one store, as one process sees it."""
+    """One process's use of the lock of one store."""
 
     def __init__(self, root: Path) -> None:
         self._path, self._lock = root.joinpath(*PATH), None
@@ -26,7 +26,7 @@ class ReplicationLock:
     _lock: KeyLock | None
 
     def take(self) -> bool:
-        """Whether this process has it, from now on if nobody else does."""
+        """Takes the lock if it is free. Returns whether this process holds it."""
         if self._lock is None:
             lock = KeyLock(self._path, "ha")
             try:
@@ -41,7 +41,7 @@ class ReplicationLock:
         return True
 
     def give(self) -> None:
-        """Gives it to another process. Safe to call twice."""
+        """Releases the lock for another process. Safe to call twice."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.give()

@@ -1,7 +1,7 @@
 """The master: listens, and ships the log to the slaves that connect. Source: HAService, HAConnection.
 
-One thread serves all slaves of a store. A slave that sends nonsense, or nothing, loses its connection; the others
-notice nothing of it.
+One thread serves all slaves of a store. A slave that sends invalid words, or nothing, loses its connection; the other
+slaves are not affected.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ from cystore.services.retention.hold import HoldTable
 log = logging.getLogger("cystore")
 
 SLAVES_MAX = 64
-BUSY_S, BUSY_WAIT_S, IDLE_WAIT_S = 0.2, 0.001, 0.02  # looks for appends: often for a while after the last one
-LOOK_S = 0.5  # between two looks at who is silent
+BUSY_S, BUSY_WAIT_S, IDLE_WAIT_S = (
+    0.2,
+    0.001,
+    0.02,
+)  # checks for appends: more often for BUSY_S after the last one
+LOOK_S = 0.5  # between two checks for silent slaves
 
 
 class Master:
@@ -65,7 +69,7 @@ class Master:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The address on which it listens."""
         host, port = self._listener.getsockname()[:2]
         return host, port
 
@@ -74,8 +78,7 @@ class Master:
         return list(self._slaves.values())
 
     def turn(self, wait_s: float = IDLE_WAIT_S) -> int:
-        """Serves whoever wants something, waits at most `wait_s` for it; returns the number of bytes that were
-        shipped."""
+        """Waits at most `wait_s` for work, and serves the slaves. Returns the number of shipped bytes."""
         now_s = monotonic_s()
         if any(slave.has_work and not slave.has_unsent for slave in self._slaves.values()):
             wait_s = 0.0
@@ -110,7 +113,7 @@ class Master:
             )
 
     def _acknowledge(self, now_s: float) -> None:
-        """Publishes how far a slave is; of an elected master, how far every member in sync has the log on its disk."""
+        """Publishes the slaves' progress; for an elected master, the position that every member in sync has on disk."""
         if self._session is None:
             for slave in self._slaves.values():
                 if slave.acknowledged >= 0:
@@ -128,7 +131,7 @@ class Master:
         self._progress.reported(position)
 
     def _hello(self, nonce: str) -> Hello:
-        """The minimum is read before the end: a log that is cleaned meanwhile has both."""
+        """Reads the minimum before the end, so that it is never above the end if the log is cleaned meanwhile."""
         minimum = self._control.min_physical_offset
         store_id = self._manifest.snapshot().store_id
         epoch = 0 if self._session is None else self._session.epoch
@@ -165,7 +168,7 @@ class Master:
         self._slaves[connection] = slave
 
     def _make_room(self) -> None:
-        """Connections that ask for nothing keep no slave out: the first of them is closed."""
+        """If there are too many connections, closes the oldest that does not follow, so that it keeps no slave out."""
         if len(self._slaves) < SLAVES_MAX:
             return
         idle = [slave for slave in self._slaves.values() if not slave.is_following]
@@ -175,7 +178,7 @@ class Master:
         self._let_go(idle[0])
 
     def _attempt(self, slave: SlaveConnection, work: Callable[[], Any]) -> Any:
-        """An error of one slave costs that slave its connection."""
+        """Calls `work`; an error of one slave closes that slave's connection."""
         if slave.socket not in self._slaves:
             return None
         try:

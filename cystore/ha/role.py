@@ -24,7 +24,7 @@ FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 
 
 class Role(NamedTuple):
-    """`master`: the address that a slave follows, "" for a master. `group`, `member`, `etcd`: of a store whose master
+    """`master`: the address that a slave follows, "" for a master. `group`, `member`, `etcd`: for a store whose master
     is elected."""
 
     broker_role: str = "async_master"
@@ -39,11 +39,11 @@ class Role(NamedTuple):
 
     @property
     def is_elected(self) -> bool:
-        """Whether etcd decides who is master."""
+        """Whether the master is elected through etcd."""
         return self.broker_role == "elected"
 
     def plain(self) -> dict[str, str]:
-        """As the manifest has it."""
+        """The role in the manifest's form."""
         known = {"role": self.broker_role, "master": self.master}
         return (
             {**known, "group": self.group, "member": self.member, "etcd": self.etcd}
@@ -53,7 +53,7 @@ class Role(NamedTuple):
 
 
 def role_of(facts: Facts) -> Role:
-    """The role that the manifest has."""
+    """The role in the manifest."""
     found: Any = facts.sections.get(SECTION)
     if not isinstance(found, dict) or found.get("role") not in ROLES:
         return Role()
@@ -69,7 +69,8 @@ def master_of(manifest: Manifest, root: Path) -> str:
 
 
 def enter_role(manifest: Manifest, config: StoreConfig) -> None:
-    """Takes the given role over, for every process; without one the store keeps its own. Raises StoreConfigError."""
+    """Stores the role that the settings give, for every process; without one, the store keeps its role. Raises
+    StoreConfigError."""
     known = role = role_of(manifest.snapshot())
     if config.gives("broker_role"):
         slave = config.broker_role == "slave"
@@ -93,7 +94,7 @@ def enter_role(manifest: Manifest, config: StoreConfig) -> None:
 
 
 def _elected(known: Role, config: StoreConfig) -> Role:
-    """The member that the settings name, or that the store is already. Raises StoreConfigError."""
+    """The member by the settings; missing settings come from the manifest. Raises StoreConfigError."""
     from cystore.ha.link.wire import NAME  # nearly no open needs it
 
     role = Role(
@@ -114,13 +115,13 @@ def _elected(known: Role, config: StoreConfig) -> Role:
 
 
 def advertised(config: StoreConfig) -> str:
-    """The address at which other members find this one when it is master."""
+    """The address at which other members reach this member when it is master."""
     return config.ha_advertised_address or f"{config.ha_listen_host}:{config.ha_listen_port}"
 
 
 def show_role(manifest: Manifest, control: Control) -> None:
-    """Lets the appends of every process know whether the store is a slave. One whose master is elected is one until it
-    has an epoch."""
+    """Sets or clears the flag that tells the appends of every process that the store is a slave. A store whose master
+    is elected is a slave until it has an epoch."""
     role = role_of(manifest.snapshot())
     if role.is_elected:
         if control.epoch == 0:
@@ -132,6 +133,7 @@ def show_role(manifest: Manifest, control: Control) -> None:
 
 
 def end_slave(control: Control) -> None:
-    """Takes appends from now on. The master's deliveries are counted before anything is delivered here."""
+    """Accepts appends from now on. Marks the deliveries as unfinished: the master's deliveries are counted before this
+    store delivers a message."""
     Delivered(control).unfinished = True
     control.clear_flag(FLAG_SLAVE)

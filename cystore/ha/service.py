@@ -1,7 +1,7 @@
-"""The service "ha": one process of a store serves its slaves, or follows its master; where that one dies, another one
-goes on.
+"""The service "ha": one process of a store serves its slaves, or follows its master. If that process dies, another
+continues.
 
-A lock on a file says which: the kernel ends it with its owner, whatever ends that.
+The process that works holds the lock of a file. The kernel releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Replication:
         self._told_s = 0.0
 
     def _tell(self, *, now: bool = False) -> None:
-        """Writes down how the replication stands, every now and then: `cystore ha status` shows it."""
+        """Writes the status file at most every TELL_S seconds, or `now`. `cystore ha status` shows it."""
         if now or monotonic_s() - self._told_s >= TELL_S:
             self._told_s = monotonic_s()
             write_status(self._commit_log.files.root, self._status())
@@ -73,11 +73,11 @@ class Replication:
 
     @property
     def master(self) -> Master | None:
-        """The master's part, in the process that serves slaves."""
+        """The master, in the process that serves slaves; otherwise None."""
         return self._master
 
     def run_once(self) -> Progress:
-        """Serves or follows for a while; nothing while another process does."""
+        """Serves or follows for one turn; does nothing while another process works."""
         role = role_of(self._manifest.snapshot())
         if role != self._role:
             self._end_work()
@@ -140,7 +140,7 @@ class Replication:
             self._tell(now=True)
 
     def close(self) -> None:
-        """Ends all connections, then gives the work to another process."""
+        """Ends all connections, then releases the lock, so that another process can work."""
         try:
             self._end_work()
         finally:

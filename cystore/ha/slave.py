@@ -1,4 +1,4 @@
-"""The slave: connects to its master, appends what it ships, and reports how far it has come. Source:
+"""The slave: connects to its master, appends the bytes that the master ships, and reports its position. Source:
 HAService.HAClient."""
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cystore.ha.link.wire import Hello
 log = logging.getLogger("cystore")
 
 FIRST_BYTE = 1  # RocketMQ's master takes 0 for "your last file" (HAConnection)
-WAIT_S = 0.1  # for bytes of the master, between two looks at the rest of the world
+WAIT_S = 0.1  # for the master's bytes in one turn
 TURN_BYTES = 4 << 20
 
 
 class Slave:
     """Follows one master. `turn` raises OSError when the connection is over, and ReplicationError, CorruptRecordError
-    or an error of the store when it cannot go on: the connection is closed then, and the next turn connects again."""
+    or an error of the store when it cannot continue. It closes the connection then; the next turn connects again."""
 
     def __init__(
         self,
@@ -42,16 +42,16 @@ class Slave:
         self._membership = membership
         self._headers = wire.HEADER
         self._control, self._commit_log, self._copied, self._config = control, commit_log, copied, config
-        # A replica that waits for a dead master is no candidate meanwhile.
+        # While a member waits for a dead master, it cannot stand for election, so it waits for a short time only.
         wait_s = CONNECT_S if membership is None else min(CONNECT_S, config.ha_lease_ms / 5000)
         self._call = MasterCall(config, master, wait_s)
         self._wait_s = wait_s
         self._heard_s = self._reported_s = 0.0
         self._reported = -1
         self._header = bytearray()
-        self._left = -1  # bytes of the present frame that are still to come; -1: its header is not whole
-        self.masters_end = -1  # as far as frames told
-        self._asked_whole = False  # a master of RocketMQ was asked for all but the log's first byte
+        self._left = -1  # bytes of the present frame that are still to come; -1: its header is not complete
+        self.masters_end = -1  # the end of the master's log, by its frames; -1: not known
+        self._asked_whole = False  # this slave asked RocketMQ's master for all but the log's first byte
         self._has_last_file_only = False
 
     @property
@@ -69,7 +69,7 @@ class Slave:
         self._copied.restart()
 
     def turn(self) -> int:
-        """Appends the bytes that have come; returns the number of bytes that were received."""
+        """Receives bytes and appends their complete records; returns the number of received bytes."""
         try:
             if self._call.socket is None:
                 self._connect()
@@ -106,8 +106,8 @@ class Slave:
         log.info("%s: follows %s from %d", self._commit_log.files.root, self.master, self._control.wrote)
 
     def _join(self, membership: Membership, hello: Hello) -> None:
-        """Enters the group of an elected master. Raises ReplicationError, and CutNeededError where the two logs part
-        below the end."""
+        """Joins the group of an elected master. Raises ReplicationError, and CutNeededError if this log differs from
+        the master's below its end."""
         if hello.epoch == 0:
             raise ReplicationError(f"the master {self.master} was not elected, or is none any more")
         self._call.send(membership.join().word())
@@ -116,7 +116,7 @@ class Slave:
         self._headers = wire.EPOCH_HEADER
 
     def _compare(self, hello: Hello) -> None:
-        """Whether this log is a beginning of the master's. Raises ReplicationError."""
+        """Checks that this log is a beginning of the master's log. Raises ReplicationError."""
         control, segments = self._control, self._commit_log.files
         if hello.file_bytes != segments.file_bytes:
             raise ReplicationError(
@@ -153,7 +153,7 @@ class Slave:
             )
 
     def has_same(self, begin: int, end: int) -> bool:
-        """Whether the master has the same bytes there, as far as one file and 8 MiB go."""
+        """Whether the master has the same bytes in [begin, end), compared within one file and 8 MiB at most."""
         end = min(
             end,
             self._commit_log.files.base_of(begin) + self._commit_log.files.file_bytes,
@@ -166,7 +166,7 @@ class Slave:
     # ------------------------------------------------------------------------------------------------ following
 
     def _report(self, position: int) -> None:
-        """Of a member: what is on its disk, and the epoch."""
+        """Reports a position. A member first makes its log durable up to the position, and reports the epoch too."""
         if self._membership is None:
             self._call.send(wire.REPORT.pack(position))
         else:
@@ -200,7 +200,7 @@ class Slave:
         return received
 
     def _receive(self, connection: socket.socket) -> int:
-        """A part of a frame: 0 when there is nothing at hand."""
+        """Receives a part of a frame; returns its length, 0 if no bytes have arrived."""
         try:
             if self._left < 0:
                 piece = connection.recv(self._headers.size - len(self._header))
@@ -221,9 +221,9 @@ class Slave:
         return count
 
     def _after_first_byte(self, offset: int, size: int) -> tuple[int, int]:
-        """The first frame of a master of RocketMQ that was asked for its log from byte 1 on. Byte 0 is the first one
-        of a record's length, which is less than 16 MiB. A heartbeat says that it does not have that file any more, or
-        nothing at all."""
+        """Handles the first frame of RocketMQ's master after a request for its log from byte 1 on. Byte 0 is 0: it is
+        the highest byte of a record's length, which is below 16 MiB. A heartbeat means that the master does not have
+        that file any more, or that its log is empty."""
         if size == 0:
             self._has_last_file_only = True
             raise ConnectionResetError("the master does not have its whole log: asking for its last file")

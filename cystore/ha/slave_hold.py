@@ -1,6 +1,6 @@
 """A named hold on the part of the log that slaves still need, up to a limit.
 
-RocketMQ's master cleans by age alone. A slave that fell behind has to be started anew by hand there.
+RocketMQ's master cleans by age alone; there, an operator has to set up anew a slave that fell behind.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ HOLD = "ha-slaves"
 
 
 class SlaveHold:
-    """Keeps the log from the last slave's position on, also while that slave is away, but at most ha_hold_bytes_max
-    of it."""
+    """Keeps the log from the slowest slave's position on, even while that slave is away, but at most ha_hold_bytes_max
+    bytes."""
 
     def __init__(
         self, control: Control, commit_log: CommitLog, holds: HoldTable, config: StoreConfig
@@ -28,11 +28,11 @@ class SlaveHold:
         self._most = config.ha_hold_bytes_max
         found = holds.read().get(HOLD)
         self._held = -1 if found is None else found.physical_offset
-        # The last position of each slave, by its host: it comes back from another port.
+        # The last position of each slave, by its host: a slave reconnects from another port.
         self._known: dict[str, int] = {} if found is None else {"": found.physical_offset}
 
     def keep(self, positions: dict[str, int]) -> None:
-        """`positions` are those of the connected slaves, by ``host:port``."""
+        """Moves the hold. `positions` are the positions of the connected slaves, by ``host:port``."""
         if positions:
             self._known.pop("", None)
         here: dict[str, int] = {}
@@ -54,7 +54,7 @@ class SlaveHold:
             wanted = max(min(self._known.values()), least, 0)
             wanted -= (
                 wanted % self._commit_log.file_bytes
-            )  # files are cleaned whole: the manifest is written once a file
+            )  # whole files are cleaned, so the hold moves, and is written, once per file
             if wanted != self._held:
                 self._held = self._holds.set(HOLD, wanted).physical_offset
         elif self._held >= 0:

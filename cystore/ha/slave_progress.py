@@ -1,4 +1,4 @@
-"""How far slaves have the log. One process of the master's store serves the slaves; every process may wait for them.
+"""The slaves' progress. One process of the master's store serves the slaves; every process may wait for them.
 
 Source: HAService.GroupTransferService, HAService.isSlaveOK, CommitLog.handleHA.
 """
@@ -12,20 +12,20 @@ from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.errors import FlushSlaveTimeoutError, SlaveNotAvailableError
 
-WANTED = zlib.crc32(b"cystore.ha.wanted")  # woken by who waits for slaves
-REPORTED = zlib.crc32(b"cystore.ha.reported")  # woken when a slave reported more
+WANTED = zlib.crc32(b"cystore.ha.wanted")  # woken by a put that waits for slaves
+REPORTED = zlib.crc32(b"cystore.ha.reported")  # woken when a slave's position has moved
 SLICE_MS = 250
 
 
 class SlaveProgress:
-    """The shared words of one store about its slaves."""
+    """The words about slaves in the control block of one store."""
 
     def __init__(self, control: Control, config: StoreConfig) -> None:
         self._control, self._config = control, config
 
     def wait_for(self, end: int) -> None:
-        """Returns when a slave has the log up to `end`, or, with an elected master, when each member in sync has it on
-        its disk. Raises SlaveNotAvailableError, FlushSlaveTimeoutError."""
+        """Returns when a slave has the log up to `end`; with an elected master, when each member in sync has it on its
+        disk. Raises SlaveNotAvailableError, FlushSlaveTimeoutError."""
         control, timeout_ms = self._control, self._config.slave_timeout_ms
         if control.replicated >= end:
             return
@@ -73,11 +73,11 @@ class SlaveProgress:
             )
 
     def connected(self, count: int) -> None:
-        """So many slaves follow now."""
+        """Publishes the number of slaves that follow now."""
         self._control.replicas = count
 
     def reported(self, position: int) -> None:
-        """A slave has the log up to `position`."""
+        """Publishes that a slave has the log up to `position`."""
         if position > self._control.replicated:
             self._control.raise_replicated(position)
             self._control.wake_key(REPORTED)

@@ -1,4 +1,4 @@
-"""The status of replication, which the replicating process writes into a file, for people and monitoring."""
+"""The status of replication: the replicating process writes it into a file, for people and monitoring."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cystore.system import checked_json, files
 
 PATH = ("config", "replication.json")
 ROOM_BYTES = 16 << 10
-OLD_MS = 10_000  # nobody writes any more, or that process stands still
+OLD_MS = 10_000  # after that, the writing process has ended or stands still
 
 
 @dataclass(frozen=True)
 class ReplicationStatus:
-    """`listens`: HOST:PORT of a master that serves. `slaves`: name, reported end of the log (-1: none yet), whether it
-    is a cystore. A slave has `master`, `connected` and `masters_end` (-1: not known). A member of a group with an
+    """`listens`: HOST:PORT of a master that serves. `slaves`: name, reported end of the log (-1: none yet), whether the
+    slave is a cystore. A slave has `master`, `connected` and `masters_end` (-1: not known). A member of a group with an
     elected master has `epoch`, `in_sync`, `state` and `problem`."""
 
     listens: str = ""
@@ -34,17 +34,17 @@ class ReplicationStatus:
     problem: str = ""
 
     def with_facts(self, **facts: Any) -> ReplicationStatus:
-        """With other values."""
+        """A copy with other values."""
         return replace(self, **facts)
 
     @property
     def is_old(self) -> bool:
-        """Whether it was written too long ago to be believed."""
+        """Whether the status was written more than OLD_MS ago, or in the future."""
         return not 0 <= clock.now_ms() - self.at_ms <= OLD_MS
 
 
 def write_status(root: Path, status: ReplicationStatus) -> None:
-    """Overwrites the file in place, and does not wait for the disk: it says nothing after a crash that matters."""
+    """Overwrites the file in place, and does not wait for the disk: the status has no use after a crash."""
     whole = checked_json.render({**asdict(status), "at_ms": clock.now_ms(), "pid": os.getpid()})
     if len(whole) > ROOM_BYTES:
         return
@@ -55,8 +55,7 @@ def write_status(root: Path, status: ReplicationStatus) -> None:
 
 
 def read_status(root: Path) -> ReplicationStatus:
-    """The status that was written last. Nothing is known if the file cannot be read, for example while a process
-    writes it."""
+    """The last written status; an empty one if the file cannot be read, for example while a process writes it."""
     data = files.read_if_there(root.joinpath(*PATH)) or b""
     try:
         fields = checked_json.parse(data)

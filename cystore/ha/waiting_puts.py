@@ -1,7 +1,7 @@
 """Wakes the thread that serves slaves when a put waits for them.
 
 That thread sleeps on sockets, and a put in another process cannot write to its sockets. So a second thread sleeps on a
-word in shared memory, and writes a byte into a socket that the first one selects.
+word in shared memory, and writes a byte into a socket that the first thread selects.
 """
 
 from __future__ import annotations
