@@ -1,4 +1,4 @@
-"""The five calls of etcd that the election needs, at whichever endpoint answers. etcd3gw speaks the protocol."""
+"""The five calls of etcd that the election needs, at the first endpoint that answers. etcd3gw speaks the protocol."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Entry:
 
 
 class Etcd:
-    """One client at a time uses it. Every call raises ElectionError when no endpoint answers within `timeout_s` each:
-    then nobody knows whether a change was made."""
+    """Used by one thread. Every call raises ElectionError if no endpoint answers within `timeout_s` each: then it is
+    unknown whether a change was made."""
 
     def __init__(self, config: StoreConfig, endpoints: str, timeout_s: float) -> None:
         try:
@@ -51,14 +51,14 @@ class Etcd:
             for scheme, host, port in endpoints_of(endpoints)
         ]
         for client in self._clients:
-            client.session.trust_env = False  # no proxy of the environment comes between
+            client.session.trust_env = False  # uses no proxy of the environment
 
     def close(self) -> None:
         for client in self._clients:
             client.session.close()
 
     def _anywhere(self, call: Callable[[Etcd3Client], T]) -> T:
-        """The answer of the first endpoint that gives one; the others are asked later from then on."""
+        """The answer of the first endpoint that gives one. An endpoint that fails moves to the end of the list."""
         from etcd3gw.exceptions import Etcd3Exception
 
         failed: list[str] = []
@@ -71,7 +71,8 @@ class Etcd:
         raise ElectionError(f"no endpoint of etcd answers (ha_etcd_endpoints): {'; '.join(failed)}")
 
     def read(self, prefix: str) -> tuple[int, dict[str, Entry]]:
-        """The revision, and all keys that begin with `prefix`, which ends with "/". A majority of etcd agrees to it."""
+        """The revision, and all keys that begin with `prefix` (it ends with "/"). A majority of etcd's members confirms
+        it."""
         key, behind = prefix.encode(), prefix.encode()[:-1] + b"0"
         return self._call("/kv/range", {"key": _text(key), "range_end": _text(behind)}, _entries)
 
@@ -83,9 +84,9 @@ class Etcd:
         put: Iterable[tuple[str, bytes, int]] = (),
         delete: Iterable[str] = (),
     ) -> int:
-        """Puts (key, value, lease) and deletes, all or nothing, if the revisions are those; 0 for a key that is not
-        there. Returns the new revision, 0 when the revisions are others: an endpoint before, whose answer was lost,
-        may have made the change."""
+        """Puts (key, value, lease) and deletes, all or nothing, if the keys have the given revisions (0: no such key).
+        Returns the new revision, 0 if a revision differs: an earlier endpoint, whose answer was lost, may have made the
+        change."""
         compare = [_compared(key, "CREATE", "create_revision", revision) for key, revision in created]
         compare += [_compared(key, "MOD", "mod_revision", revision) for key, revision in changed]
         success: list[dict[str, Any]] = [
@@ -104,11 +105,11 @@ class Etcd:
         return self._call("/lease/grant", {"TTL": ttl_s, "ID": 0}, lambda found: int(found["ID"]))
 
     def keep(self, lease: int) -> int:
-        """Its time to live begins anew, s; 0 when it is over."""
+        """Renews a lease. Returns its time to live in seconds, 0 if the lease is over."""
         return self._call("/lease/keepalive", {"ID": lease}, lambda found: int(found["result"].get("TTL", 0)))
 
     def revoke(self, lease: int) -> None:
-        """Ends it, and deletes its keys. One that is over is no error."""
+        """Ends a lease and deletes its keys. A lease that is over is no error."""
         from etcd3gw.exceptions import Etcd3Exception
 
         def end(client: Etcd3Client) -> None:
@@ -121,7 +122,7 @@ class Etcd:
         self._anywhere(end)
 
     def _call(self, path: str, body: dict[str, Any], parse: Callable[[Any], T]) -> T:
-        """An endpoint whose answer cannot be parsed gave none."""
+        """Posts a call. An answer that cannot be parsed counts as no answer."""
         return self._anywhere(lambda client: parse(client.post(client.get_url(path), json=body)))
 
 

@@ -1,4 +1,4 @@
-"""A group of stores in etcd: who is master, who is in sync, who should be master.
+"""A group of stores in etcd: the master, the in-sync set, the wanted master.
 
 | key | value | lives |
 |---|---|---|
@@ -32,7 +32,7 @@ class Elected:
 
 @dataclass(frozen=True)
 class State:
-    """`master`: the member that was elected last. `changed`: the revision of the last change."""
+    """`master`: the last elected member. `changed`: the revision of the last change."""
 
     log_id: str
     in_sync: frozenset[str]
@@ -42,7 +42,7 @@ class State:
 
 @dataclass(frozen=True)
 class View:
-    """The group at one revision of etcd. `wanted`: "" if nobody asks for a member."""
+    """The group at one revision of etcd. `wanted`: the member that an operator wants as master, "" for none."""
 
     revision: int
     master: Elected | None
@@ -69,9 +69,9 @@ class Group:
         )
 
     def elect(self, view: View, me: Elected, log_id: str) -> tuple[int, frozenset[str]]:
-        """Makes a member of the in-sync set the master, if there is none and the set is that of `view`; the first
-        member of all makes the set. The master before leaves the set: it is gone, and no put is to wait for it. Returns
-        the epoch, 0 when somebody was faster, and the in-sync set."""
+        """Makes a member of the in-sync set the master, if there is no master and the set is that of `view`. The very
+        first member creates the set. The previous master leaves the set: it is gone, and no put should wait for it.
+        Returns the epoch (0 if another member was faster) and the in-sync set."""
         state = view.state or State(log_id, frozenset({me.member}), "", 0)
         if state.log_id != log_id or me.member not in state.in_sync:
             raise ElectionError(f"{me.member} is not in the in-sync set of {self.prefix}")
@@ -86,7 +86,8 @@ class Group:
         return epoch, in_sync
 
     def set_in_sync(self, view: View, epoch: int, in_sync: frozenset[str]) -> bool:
-        """Another in-sync set, from the master of `epoch`, if it still is that and the set is the one of `view`."""
+        """Changes the in-sync set, if the caller still is the master of `epoch` and the set is that of `view`. Returns
+        whether it did."""
         if view.state is None:
             return False
         state = replace(view.state, in_sync=in_sync)
@@ -102,7 +103,7 @@ class Group:
         self._etcd.change(put=[(self._wanted, member.encode(), self._etcd.grant(WANTED_S))])
 
     def want_nobody(self) -> None:
-        """Nobody is asked for any more."""
+        """Withdraws the request of `want`."""
         self._etcd.change(delete=[self._wanted])
 
     def grant(self, ttl_s: int) -> int:

@@ -1,5 +1,5 @@
-"""A thread that keeps the master's lease and looks at the group, so that no slow etcd stops the shipping, and no slow
-disk the lease."""
+"""A thread that renews the master's lease and reads the group's state: a slow etcd does not stop the shipping, and a
+slow disk does not stop the renewals."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
 
-TURNS_OF_LEASE = 10  # looks, and renewals, in the time of a lease
-MARGIN_OF_LEASE = 5  # this part of it is not used: two clocks may differ in speed by that
+TURNS_OF_LEASE = 10  # reads and renewals in the time of a lease
+MARGIN_OF_LEASE = 5  # one part in so many of a lease is not used: two clocks may differ in speed by that
 
 
 class Keeper:
-    """`view` is the group as it was seen last; None before that. The words of the control block say how long the lease
-    lasts: they count from before it was asked for, by a clock that runs while this process, or the host, stands
-    still."""
+    """`view` is the group's last known state; None before the first read. A word of the control block holds the end of
+    the lease. It counts from before the request for the lease, by a clock that also runs while the process or the host
+    is suspended."""
 
     def __init__(self, control: Control, group: Group, lease_ms: int) -> None:
         self._control, self._group, self._lease_ms = control, group, lease_ms
@@ -35,13 +35,13 @@ class Keeper:
         self._thread = os_threads.Thread(self._run, "cystore-ha-keeper")
 
     def hold(self, lease: int, asked_ms: int) -> None:
-        """Keeps a lease that was granted, or kept, when it was asked for at `asked_ms`."""
+        """Renews a lease from now on. The caller asked for it, or renewed it, at `asked_ms`."""
         with self._lock:
             self._lease, self.lease_is_over = lease, False
             self._count_from(asked_ms)
 
     def let_go(self) -> int:
-        """Keeps it no longer, and returns it; replicated puts are refused from now on."""
+        """Stops renewing the lease, and returns it. Replicated puts are refused from now on."""
         with self._lock:
             lease, self._lease = self._lease, 0
             self._proposal = self._answer = None
@@ -49,19 +49,19 @@ class Keeper:
         return lease
 
     def propose(self, epoch: int, in_sync: frozenset[str]) -> None:
-        """Asks etcd for another in-sync set; `answered` tells."""
+        """Asks etcd for another in-sync set; `answered` gives the result."""
         with self._lock:
             self._proposal = (epoch, in_sync)
         self._due.set()
 
     def answered(self) -> tuple[frozenset[str], bool] | None:
-        """The set that was proposed, and whether etcd has it; None before it has said so. Each answer is given once."""
+        """The proposed set, and whether etcd has it; None before etcd's answer. Each answer is given once."""
         with self._lock:
             answer, self._answer = self._answer, None
         return answer
 
     def look_soon(self) -> None:
-        """Somebody says that there is a newer epoch: etcd knows."""
+        """Reads the group's state soon, because a peer names a newer epoch."""
         self._due.set()
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Keeper:
     def _run(self) -> None:
         pause_s = self._lease_ms / 1000 / TURNS_OF_LEASE
         while not self._stopping.is_set():
-            self._due = os_threads.Flag()  # before the work: what is asked for meanwhile is due
+            self._due = os_threads.Flag()  # before the work, so that requests during the work set it
             try:
                 self._keep()
                 self._put_proposal()
@@ -106,8 +106,9 @@ class Keeper:
                 self._control.lease_until_ms = 0
 
     def _put_proposal(self) -> None:
-        """An error leaves the proposal: nobody knows whether etcd has the set. So does a refusal in the epoch: only
-        this master changes the set in it, so a call whose answer was lost has done it. The next look says so."""
+        """Puts the proposed set into etcd. After an error the proposal stays: it is unknown whether etcd has the set. It
+        also stays after a refusal within the epoch: only this master changes the set then, so an earlier call, whose
+        answer was lost, has changed it. The next read shows that."""
         with self._lock:
             proposal = self._proposal
         if proposal is None:

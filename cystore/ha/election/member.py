@@ -1,7 +1,7 @@
-"""A store of a group: master while etcd says so, else a replica of the one that is, or a candidate.
+"""A store of a group: master while etcd says so, otherwise a replica of the master, or a candidate.
 
-The service "ha" of an elected store; one process of a store does it. Another process of the same host continues an
-epoch whose process died: the lease belongs to the store, not to the process.
+This is the service "ha" of an elected store; one process of the store runs it. If that process dies, another process of
+the store continues the epoch: the lease belongs to the store, not to the process.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from cystore.system.threads import os_threads
 log = logging.getLogger("cystore")
 
 TURN_S, TELL_S = 0.5, 1.0
-PAUSE_S = 0.05  # of a member that has nothing to do until etcd says something else
+PAUSE_S = 0.05  # of a member that has nothing to do until the state in etcd changes
 RETRY_S = 0.2  # before a replica calls its master again
-TIMEOUTS_OF_LEASE = 6  # a call of etcd waits for this part of a lease
+TIMEOUTS_OF_LEASE = 6  # a call of etcd waits for one part in so many of a lease
 
 
 class ElectedReplication:
@@ -69,7 +69,7 @@ class ElectedReplication:
         self._session: Session | None = None
         self._slave: Slave | None = None
         self._followed: Elected | None = None
-        self._since_s = monotonic_s()  # this process may campaign
+        self._since_s = monotonic_s()  # this process may campaign since then
         self._told_s = self._tried_s = 0.0
         self._state = self._told_state = self._failed = ""
         self._not_handed = ""  # a member that an operator wants, and that could not become master
@@ -79,7 +79,7 @@ class ElectedReplication:
     # ------------------------------------------------------------------------------------------------ turns
 
     def run_once(self) -> Progress:
-        """Serves, follows or campaigns for a while; nothing while another process of this store does."""
+        """Serves, follows or campaigns for one turn; does nothing while another process of this store works."""
         role = role_of(self._manifest.snapshot())
         if role != self._role:
             self._leave()
@@ -97,7 +97,7 @@ class ElectedReplication:
         lease_ms = self._config.ha_lease_ms
         timeout_s = lease_ms / 1000 / TIMEOUTS_OF_LEASE
         self._group = Group(Etcd(self._config, role.etcd, timeout_s), role.group)
-        # Of its own: a client serves one thread.
+        # The keeper has its own clients, because a client serves only one thread.
         watched = Group(Etcd(self._config, role.etcd, timeout_s), role.group)
         self._keeper = Keeper(self._control, watched, lease_ms)
         return self._keeper
@@ -139,8 +139,8 @@ class ElectedReplication:
         return self._manifest.snapshot().store_id
 
     def _give_back(self, master: Elected) -> None:
-        """etcd still has this store as master, and this control block never was one: all its processes have ended in
-        between."""
+        """Ends a lease of an earlier run of this store. etcd still has the store as master, but the present control
+        block never had an epoch: all processes had ended in between."""
         assert self._group is not None
         try:
             self._group.resign(master.lease)
@@ -148,7 +148,7 @@ class ElectedReplication:
             self._say(str(error))
 
     def _wait_for_truncation(self, position: int, end: int) -> int:
-        """The next process that is alone in the store cuts its log; until then it is no member."""
+        """Waits until a process is alone in the store: it truncates the log. Until then the store is no member."""
         if self._control.epoch:
             self._step_down("the log has to be cut")
         self._end_slave()
@@ -186,7 +186,7 @@ class ElectedReplication:
         return self._stand(role, keeper, view, history._replace(log_id=log_id))
 
     def _stand(self, role: Role, keeper: Keeper, view: View, history: History) -> int:
-        """Once for each look at the group."""
+        """Stands for election, once for each state read from etcd."""
         assert self._group is not None
         if view is self._stood:
             return self._pause("candidate")
@@ -210,7 +210,8 @@ class ElectedReplication:
     def _begin_epoch(
         self, role: Role, keeper: Keeper, epoch: int, history: History, in_sync: frozenset[str]
     ) -> None:
-        """Nothing is appended in an epoch before its begin is durable, and nothing before the log below it is."""
+        """Begins an epoch as master. The log below the epoch's start, and then the start itself, become durable before
+        the first append of the epoch."""
         control = self._control
         start = control.wrote
         self._appender.policy.reach(start, FLUSH_SYNC)
@@ -257,7 +258,7 @@ class ElectedReplication:
             self._session.answered(*answer)
             self._set_in_sync(self._session.in_sync.committed)
             log.info("%s: in sync: %s", self._root, ", ".join(sorted(self._session.in_sync.committed)))
-        if self._control.flags & FLAG_SLAVE:  # a process that opened the store took it for a replica
+        if self._control.flags & FLAG_SLAVE:  # a process that opened the store took the store for a replica
             end_slave(self._control)
         if view.wanted and view.wanted not in (role.member, self._not_handed):
             self._hand_over(view.wanted)
@@ -266,8 +267,8 @@ class ElectedReplication:
         return 0 if self._master is None else self._master.turn()
 
     def _resume(self, role: Role, keeper: Keeper, view: View) -> int:
-        """The process that served in this epoch died. A change that it had asked of etcd may still come: the state is
-        written again, so that its revision is another one, and that change fails."""
+        """Continues an epoch whose serving process died. A change that the dead process requested from etcd may still
+        arrive. So this process writes the state again: its revision changes, and the late change fails."""
         assert self._group is not None and view.master is not None
         asked_ms = boottime_ms()
         try:
@@ -286,8 +287,8 @@ class ElectedReplication:
         return 1
 
     def _hand_over(self, wanted: str) -> None:
-        """An operator wants another member: puts are refused, it gets the rest of the log, and then the lease ends. If
-        it does not get it in time, this one goes on, and does not try again for this order."""
+        """Hands over to the member that an operator wants: refuses puts, ships the rest of the log to it, then ends the
+        lease. If that member does not get the rest in time, this master continues and ignores the order."""
         assert self._master is not None and self._session is not None
         self._not_handed = wanted
         if wanted not in self._session.in_sync.committed:
@@ -306,7 +307,7 @@ class ElectedReplication:
         self._say(f"{wanted} did not get the rest of the log in time, so it does not become master")
 
     def _refuse_puts(self) -> None:
-        """Returns when no append is in the middle."""
+        """Refuses puts; returns when no append is in progress."""
         self._control.set_flag(FLAG_SLAVE)
         with self._control.held("append"):
             pass
@@ -402,7 +403,7 @@ class ElectedReplication:
         return known
 
     def _leave(self) -> None:
-        """Ends all work; a master gives its lease back, so that nobody has to wait for it."""
+        """Ends all work. A master gives its lease back, so that no member has to wait until it ends."""
         if self._master is not None:
             self._step_down("this process leaves")
         self._end_slave()
@@ -415,7 +416,7 @@ class ElectedReplication:
             group.close()
 
     def close(self) -> None:
-        """Ends all work, then gives it to another process."""
+        """Ends all work, then releases the lock, so that another process can continue."""
         try:
             self._leave()
         finally:

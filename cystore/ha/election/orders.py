@@ -1,4 +1,4 @@
-"""An operator's orders to a group, and its standing as etcd has it; for commands, which run beside the stores."""
+"""An operator's orders to a group, and the group's state in etcd; for commands, which run beside the stores."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def group_of(role: Role, config: StoreConfig) -> Iterator[Group]:
 
 
 def promote(group: Group, member: str, timeout_s: float) -> View:
-    """Returns when `member` is the master. The present one gives it all it has, and then its lease back. Raises
-    ElectionError for a member that is not in sync, and when it is no master after the time."""
+    """Returns when `member` is the master. The present master ships the rest of its log to it, and then ends its lease.
+    Raises ElectionError if the member is not in sync, or is not master within `timeout_s`."""
     view, until_s = group.look(), monotonic_s() + timeout_s
     if view.state is None or member not in view.state.in_sync:
         in_sync = "nobody" if view.state is None else ", ".join(sorted(view.state.in_sync))
@@ -51,8 +51,8 @@ def promote(group: Group, member: str, timeout_s: float) -> View:
 
 
 def demote(group: Group, member: str, timeout_s: float) -> View:
-    """Returns when another member in sync is master instead of `member`. Raises ElectionError as `promote` does, and
-    when nobody else is in sync."""
+    """Returns when another member in sync is master instead of `member`. Raises ElectionError as `promote` does, and if
+    no other member is in sync."""
     view = group.look()
     if view.master is None or view.master.member != member:
         raise ElectionError(

@@ -1,4 +1,4 @@
-"""Epochs: which part of a log each elected master wrote, where two logs part, and who is in sync.
+"""Epochs: the part of a log that each elected master wrote, the point where two logs differ, and the in-sync set.
 
 May import `cystore.ha.link` and what is below it: docs/architecture.md. Source: EpochFileCache and AutoSwitchHAService
 of RocketMQ 5, the leader epoch checkpoint of Kafka (KIP-101).

@@ -1,9 +1,9 @@
-"""The in-sync set as its master sees it: who has to acknowledge, who has been too slow, who has caught up.
+"""The master's view of the in-sync set: the members that must acknowledge, are too slow, or have caught up.
 
 A record is acknowledged when it is on the disk of every member of the set. The set itself is in etcd, and this master
-may be the last to know it: so a member that is about to be added has to acknowledge before etcd knows, and one that is
-about to go until etcd has said so. Source: AutoSwitchHAService.syncStateSet of RocketMQ 5; KIP-497 of Kafka ("maximal"
-in-sync set).
+may be the last to learn of a change. So a member that is to be added must acknowledge before etcd has it, and a member
+that is to be removed must acknowledge until etcd has confirmed that. Source: AutoSwitchHAService.syncStateSet of
+RocketMQ 5; KIP-497 of Kafka ("maximal" in-sync set).
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class _Member:
-    acknowledged: int = -1  # on its disk, as it reported it last
-    caught_up_s: float = 0.0  # when it had all that the log had then
-    goal: int = -1  # the log's end at `goal_s`: when it has this, it had caught up then
+    acknowledged: int = -1  # the position on its disk, by its last report
+    caught_up_s: float = 0.0  # the last time of which it is known that the member had the whole log
+    goal: int = (
+        -1
+    )  # the log's end at `goal_s`: a member that reaches it had caught up with the log of that time
     goal_s: float = 0.0
 
 
@@ -27,22 +29,22 @@ class InSync:
     me: str
     committed: frozenset[str]
     lag_s: float
-    needed: int = 1  # with fewer members nothing is acknowledged, a put that began before neither
-    pending: frozenset[str] | None = None  # asked of etcd, and not answered yet
+    needed: int = 1  # with fewer members no put is acknowledged, not even one that began before
+    pending: frozenset[str] | None = None  # the set that etcd was asked for and has not answered yet
     _known: dict[str, _Member] = field(default_factory=dict)
 
     @property
     def required(self) -> frozenset[str]:
-        """The members that have to acknowledge: those of the committed set, and of the one that was asked for."""
+        """The members that must acknowledge: those of the committed set and of the pending set."""
         return self.committed | (self.pending or frozenset())
 
     def begin(self, now_s: float) -> None:
-        """Nobody has been too slow so far."""
+        """Counts the time of every member from now on, so that no member is too slow yet."""
         for name in self.committed:
             self._known.setdefault(name, _Member(caught_up_s=now_s))
 
     def reported(self, positions: Mapping[str, int], wrote: int, now_s: float) -> None:
-        """Where the connected members are. The others do not catch up."""
+        """Takes the positions of the connected members. Members without a connection do not catch up."""
         for name, position in positions.items():
             one = self._known.setdefault(name, _Member(caught_up_s=-self.lag_s))
             one.acknowledged = position
@@ -58,8 +60,8 @@ class InSync:
                 one.goal = -1
 
     def acknowledged(self, flushed: int) -> int:
-        """Everything below is on the disk of every member that is required; `flushed` is this one's. -1 with too few
-        members."""
+        """The position that every required member has on its disk; `flushed` is the master's own. -1 if there are too
+        few members."""
         if len(self.committed) < self.needed:
             return -1
         others = (
@@ -69,10 +71,10 @@ class InSync:
         return min(flushed, *others, flushed)
 
     def wanted(self, positions: Mapping[str, int], acknowledged: int, now_s: float) -> frozenset[str] | None:
-        """The set that etcd should have; None when it is right, or was asked and did not answer yet.
+        """The set that etcd should have; None if etcd has it, or has not answered a request yet.
 
-        A member goes when it did not catch up for `lag_s`, and at once when it lost what it had acknowledged. One comes
-        when it is connected, has caught up, and has all that was acknowledged."""
+        A member leaves if it did not catch up for `lag_s`, and at once if it lost acknowledged records. A member enters
+        if it is connected, has caught up, and has all acknowledged records."""
         if self.pending is not None:
             return None
         gone = {

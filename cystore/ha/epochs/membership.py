@@ -1,4 +1,4 @@
-"""A replica's place in its group: what it tells the master when it joins, and what it makes of the answer."""
+"""A replica's place in its group: its request to join, and its check of the master's answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("cystore")
 
 
 class CutNeededError(ReplicationError):
-    """The log parts from the master's at `position`: what is behind has to be cut."""
+    """The log differs from the master's from `position` on: the rest must be truncated."""
 
     def __init__(self, position: int, end: int) -> None:
         super().__init__(
@@ -23,7 +23,7 @@ class CutNeededError(ReplicationError):
 
 
 class Membership:
-    """Of one connection to the master that was elected in `epoch`."""
+    """A replica's membership during one connection to the master of `epoch`."""
 
     def __init__(self, manifest: Manifest, group: str, member: str, epoch: int) -> None:
         self._manifest, self._group, self._member, self.epoch = manifest, group, member, epoch
@@ -64,9 +64,9 @@ class Membership:
             raise CutNeededError(common, end)
 
     def follows(self) -> None:
-        """The logs are equal as far as this one goes, so the master's history is this one's. Durable before the first
-        byte comes. The in-sync set may still have this name from a store that was here before: so a store that is new
-        in the group is no candidate before it has caught up."""
+        """Takes over the master's history, because the logs are equal up to this log's end. Makes it durable before the
+        first byte arrives. The in-sync set may still have this name from an earlier store; so a store that is new in
+        the group is no candidate before it has caught up."""
         assert self._masters is not None
         mine = history_of(self._manifest.snapshot())
         new = mine.log_id != self._masters.log_id
@@ -75,7 +75,7 @@ class Membership:
             keep_history(self._manifest, wanted)
 
     def caught_up(self) -> None:
-        """This log has all that the master had when it was asked, so also what was acknowledged before."""
+        """Ends the doubt: this log has all records that the master had at the greeting, so all acknowledged ones."""
         mine = history_of(self._manifest.snapshot())
         if mine.doubtful:
             keep_history(self._manifest, mine._replace(doubtful=False))

@@ -1,4 +1,4 @@
-"""One epoch of an elected master: it tells its members what it is, and refuses those that do not fit."""
+"""One epoch of an elected master: it tells members its epoch and history, and refuses members that do not fit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cystore.ha.link.wire import Join, Joined
 
 @dataclass
 class Session:
-    """`replaced` is called when a peer says that there is a newer epoch: etcd has to be asked. `propose` asks etcd for
-    an in-sync set."""
+    """`replaced` is called when a peer names a newer epoch: then the state in etcd must be read. `propose` asks etcd
+    for an in-sync set."""
 
     group: str
     epoch: int
@@ -45,9 +45,8 @@ class Session:
     def acknowledged(
         self, positions: Mapping[str, int], wrote: int, flushed: int, known: int, now_s: float
     ) -> int:
-        """Takes what the members reported, asks for another in-sync set if there has to be one, and returns the
-        position below which everything is on the disk of each member in sync. `known` is what was acknowledged
-        before."""
+        """Takes the members' reports, and proposes another in-sync set if necessary. Returns the position up to which
+        each member in sync has the log on its disk. `known` is the position acknowledged before."""
         self.in_sync.reported(positions, wrote, now_s)
         position = self.in_sync.acknowledged(flushed)
         wanted = self.in_sync.wanted(positions, max(position, known), now_s)
@@ -57,7 +56,7 @@ class Session:
         return position
 
     def answered(self, in_sync: frozenset[str], has: bool) -> None:
-        """etcd has the set that was asked for, or refused it."""
+        """Takes etcd's answer: whether it has the proposed set."""
         if has:
             self.in_sync.committed = in_sync
         self.in_sync.pending = None

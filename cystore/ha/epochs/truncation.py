@@ -1,10 +1,10 @@
-"""Truncates a log at the point where it parts from the master's: a master that was replaced has records that no other
-member has.
+"""Truncates a log at the point where it differs from the master's: a replaced master has records that no other member
+has.
 
-No position of the log goes back while a process has the store. So the truncation is ordered in the manifest, and the
-processes are asked to leave. The next process that is alone in the store carries the order out before recovery. The
-truncated bytes are kept aside in quarantine/. A kill at any step leaves the order, and the next process does it again.
-The order names the copy from before its place is touched, so it is made once.
+No position of the log goes back while a process has the store open. So the manifest gets an order to truncate, and the
+processes are asked to leave. The next process that is alone in the store carries out the order before recovery. A copy
+of the truncated bytes stays in quarantine/. A kill at any step leaves the order, and the next process repeats it. The
+order names the copy before the log changes, so the copy is made once.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _has_content(reader: LogReader, position: int) -> bool:
 
 
 def _count_back(root: Path, reader: LogReader, position: int) -> None:
-    """The queues of records that go continue with the offsets of the first of them."""
+    """Sets back the queue offsets: a queue that loses records continues with the offset of the first lost record."""
     saved = read_queue_offsets(root)
     following = dict(saved.next)
     for record in reader.records(position):
@@ -114,7 +114,8 @@ def _count_back(root: Path, reader: LogReader, position: int) -> None:
 
 
 def _say_durable(root: Path, reader: LogReader, position: int) -> None:
-    """The rest of the log is on the disk, and the checkpoint says so: damage in it is damage then, and no end."""
+    """Makes the rest of the log durable, and the checkpoint records that: recovery then takes damage in it for damage,
+    not for the log's end."""
     last: dict[str, Any] | None = None
     begin = reader.base_of(max(position - 1, reader.begin))
     for record in reader.records(begin):

@@ -1,4 +1,4 @@
-"""Addresses of a master and of etcd, as settings name them."""
+"""Addresses of a master and of etcd in settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ETCD_PORT = 2379
 
 
 def address_of(text: str, setting: str = "ha_master_address") -> tuple[str, int]:
-    """``host:port``, or ``[host]:port`` for IPv6, in two. Raises StoreConfigError."""
+    """``host:port``, or ``[host]:port`` for IPv6, as (host, port). Raises StoreConfigError."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:

@@ -1,4 +1,4 @@
-"""A slave's call of its master: connects, greets, and lets both sides prove that they know the secret."""
+"""A slave's connection to its master: connects, sends a greeting, and exchanges proofs of the secret."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cystore.ha.link.sockets import ours
 from cystore.ha.link.wire import Hello
 
 CONNECT_S = 5.0
-GREETING_S = 1.0  # a master of RocketMQ never answers one
+GREETING_S = 1.0  # RocketMQ's master never answers a greeting
 
 
 class MasterCall:
-    """One connection at a time to one master. Raises OSError when it is over, ReplicationError for a master that is
-    none or is not ours."""
+    """One connection at a time to one master. Raises OSError when the connection is over, ReplicationError if the peer
+    is no master or does not know the secret."""
 
     def __init__(self, config: StoreConfig, master: str, wait_s: float = CONNECT_S) -> None:
         self._config, self.master, self._wait_s = config, master, wait_s
@@ -36,7 +36,7 @@ class MasterCall:
             connection.close()
 
     def open(self) -> Hello | None:
-        """Connects; returns the greeting of a cystore master, None for one of RocketMQ."""
+        """Connects; returns the greeting of a cystore master, None for RocketMQ's master."""
         host, port = address_of(self.master)
         plain = self.socket = ours(socket.create_connection((host, port), self._wait_s))
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -48,8 +48,7 @@ class MasterCall:
             connection.do_handshake()
         self.send(wire.REPORT.pack(wire.HELLO))
         if not readable(connection, self._greeting_s):
-            # A cystore master that was late answers in the midst of frames, which ends the connection: then wait
-            # longer.
+            # A slow cystore master answers later, between frames; that ends the connection. So wait longer next time.
             self._greeting_s = min(2 * self._greeting_s, self._config.ha_housekeeping_interval_ms / 1000)
             if self._secret is not None:
                 raise ReplicationError(
@@ -67,7 +66,7 @@ class MasterCall:
         self.socket.sendall(data)
 
     def talk(self, kind: int) -> bytes:
-        """The master's answer of a kind."""
+        """Receives the master's answer of a kind."""
         offset, size = wire.HEADER.unpack(self._exactly(wire.HEADER.size))
         wire.check_frame(offset, size)
         if offset != kind:
@@ -75,7 +74,7 @@ class MasterCall:
         return self._exactly(size)
 
     def _exactly(self, count: int) -> bytes:
-        """Within the time for one answer, however slowly its bytes come."""
+        """Receives `count` bytes. The time limit is for all of them, however slowly they arrive."""
         got, connection, until_s = bytearray(), self.socket, monotonic_s() + self._wait_s
         while len(got) < count:
             if connection is None or monotonic_s() >= until_s:
@@ -87,7 +86,7 @@ class MasterCall:
         return bytes(got)
 
     def _prove(self, hello: Hello) -> None:
-        """Each side proves to the other one that it knows the secret."""
+        """Each side proves to its peer that it knows the secret."""
         if not hello.nonce:
             if self._secret is not None:
                 raise ReplicationError("the master asks for no secret: set its ha_secret_file too")
@@ -101,7 +100,7 @@ class MasterCall:
 
 
 def ask_master(config: StoreConfig, master: str) -> Hello | None:
-    """The greeting of a master, for who makes a slave of it; None for one of RocketMQ. Raises OSError,
+    """The greeting of a master, for a command that makes a slave of it; None for RocketMQ's master. Raises OSError,
     ReplicationError."""
     call = MasterCall(config, master)
     try:
@@ -111,7 +110,7 @@ def ask_master(config: StoreConfig, master: str) -> Hello | None:
 
 
 def readable(connection: socket.socket, timeout_s: float) -> bool:
-    """Whether there are bytes, within a time."""
+    """Whether bytes arrive within a time."""
     if isinstance(connection, ssl.SSLSocket) and connection.pending():
         return True
     return bool(select.select([connection], [], [], timeout_s)[0])

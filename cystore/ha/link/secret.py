@@ -17,8 +17,8 @@ SECRET_BYTES_MIN, SECRET_BYTES_MAX = 16, 4096
 
 
 class Secret:
-    """Proofs that this side knows the secret, each for one connection: who hears them learns nothing. They do not
-    keep a listener in the middle from changing what follows: TLS does."""
+    """Proofs that this side knows the secret, each for one connection. An eavesdropper learns nothing from them. They
+    do not protect the later bytes against changes on the way; TLS does."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -29,7 +29,7 @@ class Secret:
         return hmac.digest(self._secret, words, hashlib.sha256)
 
     def is_proof(self, role: str, masters_nonce: bytes, slaves_nonce: bytes, proof: bytes) -> bool:
-        """Whether the peer proved it."""
+        """Whether the peer's proof is right."""
         return hmac.compare_digest(self.proof(role, masters_nonce, slaves_nonce), proof)
 
 
@@ -52,7 +52,7 @@ def read_secret(config: StoreConfig) -> Secret | None:
 
 
 def check_plain(config: StoreConfig, made: socket.socket, *, peer: bool) -> None:
-    """Raises ReplicationError for a connection beyond this host without TLS that nobody asked for."""
+    """Raises ReplicationError for a connection beyond this host without TLS, unless ha_allow_plain is set."""
     if not config.ha_allow_plain and not is_loopback(made, peer=peer):
         raise ReplicationError(
             "no TLS on a connection beyond this host: give ha_tls_certificate_file and ha_tls_key_file "
@@ -62,7 +62,7 @@ def check_plain(config: StoreConfig, made: socket.socket, *, peer: bool) -> None
 
 
 def masters_context(config: StoreConfig) -> ssl.SSLContext | None:
-    """TLS of a master; with ha_tls_ca_file a slave needs a certificate of it. None without the setting."""
+    """TLS of a master; with ha_tls_ca_file, a slave needs a certificate from that CA. None without the setting."""
     if not config.ha_tls_certificate_file:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -74,7 +74,7 @@ def masters_context(config: StoreConfig) -> ssl.SSLContext | None:
 
 
 def slaves_context(config: StoreConfig) -> ssl.SSLContext | None:
-    """TLS of a slave, which checks the master's certificate and name. None without the setting."""
+    """TLS of a slave; it checks the master's certificate and name. None without the setting."""
     if not config.ha_tls_ca_file:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -96,7 +96,7 @@ def _load(config: StoreConfig, context: ssl.SSLContext) -> None:
 
 
 def wrapped(context: ssl.SSLContext | None, plain: socket.socket, *, host: str = "") -> socket.socket:
-    """The socket within TLS, before the handshake: of a master, or of a slave that calls `host`."""
+    """The socket wrapped in TLS, before the handshake: for a master, or for a slave that connects to `host`."""
     if context is None:
         return plain
     return ours(

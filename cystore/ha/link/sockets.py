@@ -1,4 +1,4 @@
-"""Sockets that a forked child does not keep: the peer would not notice the parent's end."""
+"""Sockets that a forked child closes. Otherwise the peer would not notice that the parent has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ours(made: socket.socket) -> socket.socket:
 
 
 def is_loopback(made: socket.socket, *, peer: bool) -> bool:
-    """Whether the other end (`peer`), or this one, can only be of this host."""
+    """Whether the address of the peer (`peer`), or of this end, is a loopback address."""
     host = (made.getpeername() if peer else made.getsockname())[0]
     return host.startswith(("127.", "::ffff:127.")) or host == "::1"
 

@@ -1,9 +1,9 @@
 """The bytes between master and slave.
 
-As in RocketMQ 4.9.3 the slave sends reports, 8 bytes each: its log's end. The master sends frames: physical offset (8
+As in RocketMQ 4.9.3, the slave sends reports of 8 bytes: its log's end. The master sends frames: physical offset (8
 bytes), length (4 bytes), and so many bytes of log; a heartbeat has none. Two cystore peers use negative numbers in
-the place of offsets for what RocketMQ has no words for. A master of RocketMQ ignores HELLO: it is the number that it
-holds for "nothing was reported yet".
+place of offsets for words that RocketMQ does not have. RocketMQ's master ignores HELLO, because it uses this number
+for "nothing was reported yet".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cystore.errors import ReplicationError
 
 
 class Numbers:
-    """Signed big-endian numbers that follow each other, so many bytes each."""
+    """Signed big-endian numbers one after the other; `widths` are their lengths in bytes."""
 
     def __init__(self, *widths: int) -> None:
         self._widths = widths
@@ -38,17 +38,17 @@ class Numbers:
 
 
 REPORT, HEADER, RANGE, LENGTH = Numbers(8), Numbers(8, 4), Numbers(8, 8), Numbers(4)
-# Between members of a group the epoch follows: in each header of the log, and in each report of a position.
+# Between members of a group, the epoch follows in each header of the log and in each report of a position.
 EPOCH_REPORT, EPOCH_HEADER = Numbers(8, 8), Numbers(8, 4, 8)
 
 HELLO = -1  # slave: "I am a cystore"; master: a frame of Hello
-PROOF = -2  # slave: its nonce and the proof that it knows the secret; master: its own proof
-DIGEST = -3  # slave: a RANGE of the log; master: the SHA-256 of these bytes, nothing if it does not have them
-JOIN = -4  # slave: LENGTH and Join: it is a member of the master's group; master: a frame of Joined
+PROOF = -2  # slave: its nonce and its proof of the secret; master: its own proof
+DIGEST = -3  # slave: a RANGE of the log; master: the SHA-256 of these bytes, empty if it does not have them
+JOIN = -4  # slave: LENGTH and Join, as a member of the master's group; master: a frame of Joined
 
 NONCE_BYTES = PROOF_BYTES = DIGEST_BYTES = 32
 DIGEST_RANGE_MAX = 8 << 20
-TALK_BYTES_MAX = 32 << 10  # of a frame that is no log
+TALK_BYTES_MAX = 32 << 10  # of a frame without log bytes
 JOIN_BYTES_MAX = 1024
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # of a group, and of a member
 FRAME_BYTES_MAX = 64 << 20  # of log in one frame; RocketMQ's slave takes no more than 4 MiB
@@ -57,7 +57,7 @@ FRAME_BYTES_MAX = 64 << 20  # of log in one frame; RocketMQ's slave takes no mor
 @dataclass(frozen=True)
 class Hello:
     """The greeting of a cystore master, about its log. `nonce`: hexadecimal, empty if it asks for no secret. `epoch`: 0
-    if nobody elected it."""
+    if it was not elected."""
 
     store_id: str
     min_physical_offset: int
@@ -97,7 +97,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Join:
-    """A member says this of itself. `epoch`: the newest that it knows. `log_id`: "" for an empty log."""
+    """A member's words about itself. `epoch`: the newest epoch that it knows. `log_id`: "" for an empty log."""
 
     group: str
     member: str
@@ -119,7 +119,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Joined:
-    """The master's epoch, and the history of its log as JSON has it."""
+    """The master's epoch, and the history of its log as JSON values."""
 
     epoch: int
     history: Any
@@ -144,12 +144,12 @@ def _fields(data: bytes, **types: type) -> dict[str, Any]:
 
 
 def talk(kind: int, data: bytes) -> bytes:
-    """A frame that is no log."""
+    """A frame without log bytes."""
     return HEADER.pack(kind, len(data)) + data
 
 
 def check_frame(offset: int, size: int) -> None:
-    """Raises ReplicationError for a header that no master sends."""
+    """Raises ReplicationError for a header that a master never sends."""
     most = TALK_BYTES_MAX if offset < 0 else FRAME_BYTES_MAX
     if offset < JOIN or offset >= 1 << 62 or not 0 <= size <= most:
         raise ReplicationError(f"the master sent a frame of {size} bytes at offset {offset}")
