@@ -1,4 +1,4 @@
-"""A caller's filter, in the form that readers use."""
+"""Turns a caller's filter into the form that readers use."""
 
 from __future__ import annotations
 

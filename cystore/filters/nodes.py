@@ -1,4 +1,4 @@
-"""The parts of a SQL92 expression: each checks what RocketMQ checks when it parses, and writes its steps.
+"""The parts of a SQL92 expression. Each part makes the checks of RocketMQ's parser, and writes its steps.
 
 Source: rocketmq-filter 4.9.3, the classes of `org.apache.rocketmq.filter.expression`.
 """
@@ -12,27 +12,27 @@ from cystore._native.filters.program import PROPERTY_NAMES_MAX, STACK_MAX, STEP_
 from cystore.errors import FilterError
 
 Step = tuple[int, int, float, bytes | list[bytes] | None]
-DEPTH_MAX = STACK_MAX - 56  # parts inside of each other; each may need one place of the stack
+DEPTH_MAX = STACK_MAX - 56  # of nested parts; each may need one place of the stack
 INT_MIN, INT_MAX, LONG_MAX = -(1 << 31), (1 << 31) - 1, (1 << 63) - 1
 LONG_DIGITS = len(str(LONG_MAX))
 DOUBLE_MIN = 5e-324
-SHOWN_CHARS = 20  # of the expression in an error
+SHOWN_CHARS = 20  # characters of the expression in an error
 
 
 class Steps:
-    """Steps and property names, as they are written."""
+    """The steps and property names that are written so far."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.names: dict[str, int] = {}
 
     def add(self, kind: str, number: float = 0, text: bytes | list[bytes] | None = None) -> int:
-        """Adds a step; gives its place."""
+        """Adds a step; returns its place."""
         self.steps.append((STEP_KINDS[kind], 0, number, text))
         return len(self.steps) - 1
 
     def lead_here(self, place: int) -> None:
-        """Lets a skip lead to the next step that is added."""
+        """Makes the skip at `place` lead to the next step that is added."""
         kind, _, number, text = self.steps[place]
         self.steps[place] = (kind, len(self.steps), number, text)
 
@@ -49,7 +49,7 @@ class Steps:
 
 
 def wrong(what: str, position: int) -> FilterError:
-    """The error of an expression, with the place of the character."""
+    """The error of an expression, with the position of the wrong character."""
     return FilterError(f"filter: {what} at position {position}", position=position)
 
 
@@ -60,13 +60,13 @@ def shown(text: str) -> str:
 
 @dataclass
 class Node(ABC):
-    """A part of an expression. `position`: of its first character. `depth`: parts inside of each other."""
+    """A part of an expression. `position`: of its first character. `depth`: the number of nested parts."""
 
     position: int
     depth: int = field(default=1, init=False)
 
     def holds(self, *parts: Node) -> None:
-        """Notes the parts of this one. Raises FilterError if they are nested too deeply."""
+        """Takes the parts inside this part. Raises FilterError if they are nested too deeply."""
         self.depth = 1 + max(part.depth for part in parts)
         if self.depth > DEPTH_MAX:
             raise wrong(f"nested more than {DEPTH_MAX} deep", self.position)
@@ -268,7 +268,7 @@ def between(value: Node, low: Node, high: Node, *, is_not: bool) -> Node:
 
 
 def _above(low: Constant, high: Constant) -> bool:
-    """By Java's numbers: a whole one beside a double becomes a double."""
+    """Compares as Java does: if one number is a double, so becomes the second."""
     first, second = low.value, high.value
     if not isinstance(first, (int, float)) or not isinstance(second, (int, float)):
         return False

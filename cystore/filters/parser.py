@@ -1,5 +1,5 @@
-"""Parses SQL92 expressions as RocketMQ's SelectorParser does; one difference: text behind a whole expression is an
-error."""
+"""Parses SQL92 expressions as RocketMQ's SelectorParser does, with one difference: text after a complete expression is
+an error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BLANK.1: /[ \t\n\r\f]+/
 
 
 class _Build(lark.Transformer):
-    """Makes nodes while the parser reads: nothing here calls itself, however deep the parentheses are."""
+    """Makes nodes while the parser reads. No method calls itself, however deep the parentheses are."""
 
     def start(self, parts: list[Node]) -> Node:
         return nodes.truth(parts[0])

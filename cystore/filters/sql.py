@@ -15,11 +15,11 @@ CACHED = 128
 
 
 class SqlFilter:
-    """A SQL92 expression over the properties of messages, compiled once: for `get` and `scan`, or called with a
+    """A SQL92 expression over the properties of messages, compiled once. Give it to `get` or `scan`, or call it with a
     message.
 
-    ``SqlFilter("a > 3 AND region IN ('north', 'south')")``. Properties are text; a comparison with a number reads the
-    text as Java does. A property that a message does not have is NULL. A message whose property cannot be compared
+    ``SqlFilter("a > 3 AND region IN ('north', 'south')")``. Properties are text; a comparison with a number parses the
+    text as Java does. A property that a message does not have is NULL. If a property cannot be compared, the message
     does not match. Keys and tags are the properties KEYS and TAGS. Source: rocketmq-filter, SqlFilter.
 
     Raises FilterError, whose `position` is the place of the error in the expression.
@@ -53,7 +53,7 @@ class SqlFilter:
 
 
 def checked(expression: object) -> str:
-    """An expression that is text of a possible length."""
+    """The expression, checked: text that is not too long. Raises FilterError."""
     text = any_text("filter", expression, FilterError)
     if len(text) > EXPRESSION_CHARS_MAX:
         raise FilterError(
@@ -78,7 +78,7 @@ def _program(expression: str) -> FilterProgram:
 
 
 def stored(properties: Mapping[str, str]) -> bytes:
-    """Properties as a record has them."""
+    """Properties in the bytes of a record."""
     try:
         pairs = [(any_text("name of a property", name, FilterError), any_text(name, value, FilterError))
                  for name, value in properties.items()]  # fmt: skip

@@ -1,8 +1,8 @@
 """Every stored or shared byte, once, as data: one module for each kind of struct.
 
 Disk structs are big-endian and reached through accessors; the control block is a native C struct that the attached
-processes share. ``python tools/layout_sources.py`` writes the C header, the Cython declarations, the properties of
-`Control` and the tables of docs/format.md from it, before any build: nothing here imports a kernel.
+processes share. From this data, ``python tools/layout_sources.py`` writes the C header, the Cython declarations, the
+properties of `Control` and the tables of docs/format.md. It runs before any build, so nothing here imports a kernel.
 
 May import `cystore.errors` and what is below it: docs/architecture.md.
 """

@@ -1,6 +1,6 @@
 """The control block: the memory that all attached processes share, its locks and its words.
 
-`owner` of a field names the lock under which it is written.
+A field's `owner` names the lock under which the field is written.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from cystore.layout.topics import CONSTANTS as TOPIC_CONSTANTS
 from cystore.layout.version import LAYOUT_VERSION
 
 LOCK_NAMES = ("clean", "housekeeping", "deliver", "dispatch", "append", "flush", "sync")
-# Work that is done for the whole store, each by one process at a time; a name stays at its place for ever.
+# Work for the whole store, each kind done by one process at a time; a name keeps its place for ever.
 DUTIES = ("reput", "deliver_delayed", "clean_expired", "flush", "checkpoint", "chord_sweep", "scrub")
 DUTY_WORDS = ("token", "until_ms", "begun_ms", "took_us", "done", "outcome", "runs", "pid")
 DUTIES_MAX = WORDS_OF_DUTY = 8
-KEY_WORDS = 64  # a key has one of them, and one of its 32 bits
+KEY_WORDS = 64  # a key uses one of these words, and one of the word's 32 bits
 # "manifest" is a leaf: its holder takes no other lock.
 MUTEX_NAMES = (*LOCK_NAMES, *(f"duty_{name}" for name in DUTIES), "manifest")
 LATENCY_BUCKETS = 13
@@ -281,8 +281,8 @@ assert CONTROL_BYTES <= CONTROL_BUCKETS_AT
 
 
 def fingerprint() -> int:
-    """A number of the whole layout: processes of another one are refused. The kernels have it as FINGERPRINT."""
-    import hashlib  # loads OpenSSL, and only the build asks
+    """A hash of the whole layout: a process with another layout is refused. The kernels have it as FINGERPRINT."""
+    import hashlib  # loads OpenSSL; only the build needs it
 
     shapes = (
         *(

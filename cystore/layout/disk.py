@@ -1,4 +1,4 @@
-"""All disk structs by their names, and what packs and unpacks them."""
+"""All disk structs by their names, and their codecs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CODES = {(1, False): "b", (2, False): "h", (4, False): "i", (8, False): "q", (4
 
 
 def codec(name: str) -> struct.Struct:
-    """Packs and unpacks all fields of a disk struct whose fields follow each other without gaps."""
+    """The codec of all fields of a disk struct without gaps between its fields."""
     fields = next(disk.fields for disk in _ALL if disk.name == name)
     return struct.Struct(">" + "".join(_CODES[field.width, field.unsigned] for field in fields))
 
 
 class Place(NamedTuple):
-    """Where one field of a disk struct is, and what packs and unpacks it."""
+    """The place of one field of a disk struct, and its codec."""
 
     at: int
     form: struct.Struct
@@ -55,7 +55,7 @@ TOTAL_SIZE, MAGIC = field_of("record", "total_size"), field_of("record", "magic"
 
 
 def record_store_timestamp(head: bytes) -> int:
-    """The store timestamp of a record whose first RECORD_SIZE_MIN bytes are given."""
+    """The store timestamp of a record, from its first RECORD_SIZE_MIN bytes."""
     v6 = field_of("record", "sys_flag").read(head) & sys_flags.CONSTANTS["SYS_FLAG_BORN_HOST_V6"][0]
     (width,) = (part.width for part in record.RECORD_PARTS if part.name == "store_timestamp")
     begin = record.PREFIX_BYTES + (record.HOST_V6_BYTES if v6 else record.HOST_V4_BYTES)

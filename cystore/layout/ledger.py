@@ -32,7 +32,7 @@ LEDGER_INDEX_ENTRY = DiskStruct(
     ),
 )
 
-# Files of other programs: only Python reads them, so the kernels do not have their structs.
+# Files of other programs: only Python code reads them, so the kernels do not have their structs.
 FOREIGN_STRUCTS = (LEDGER_ENTRY, LEDGER_INDEX_ENTRY)
 
 

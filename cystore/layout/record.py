@@ -1,4 +1,4 @@
-"""A record of the commit log: its fixed prefix, the parts behind it, and the sizes that follow from them."""
+"""A record of the commit log: its fixed prefix, the parts after it, and the sizes computed from them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _BODY_AT = PREFIX_BYTES + sum(part.width + part.length_width for part in RECORD_
 _FIXED_BYTES = _BODY_AT + sum(part.width + part.length_width for part in RECORD_PARTS[_BODY + 1 :])
 _CHECKSUM_FIELD = next(field for field in RECORD.fields if field.name == "checksum_field")
 PROPERTY_NAME_END, PROPERTY_END = 1, 2
-# Names of properties with a meaning (MessageConst), then our own.
+# Names of properties that have a meaning: RocketMQ's (MessageConst), then our own.
 PROPERTIES = {
     "KEYS": "keys of the message, separated by spaces",
     "TAGS": "the tag that consumers filter by",

@@ -1,4 +1,4 @@
-"""Fields of disk structs, parts of a record, fields of shared memory: a declaration consists of these."""
+"""The parts of declarations: fields of disk structs, parts of a record, fields of shared memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class DiskStruct(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One part of a record behind its fixed prefix. Either `width` bytes; or, with `v6_flag`, as many as a host has;
-    or as many as a length of `length_width` bytes says, which stands before it."""
+    """One part of a record after its fixed prefix. It has `width` bytes; or, with `v6_flag`, the length of a host; or
+    the length that is stored before it in `length_width` bytes."""
 
     name: str
     doc: str
@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Shared:
-    """One field of the control block. `type` is a C type; `count` > 1 makes an array. `owner` says who may write it."""
+    """One field of the control block. `type` is a C type; `count` > 1 makes an array. `owner`: the lock for writes."""
 
     name: str
     type: str
@@ -53,7 +53,7 @@ class Shared:
 def line_offsets(
     lines: tuple[tuple[Shared, ...], ...], start: int = 0
 ) -> tuple[list[tuple[Shared, int]], int]:
-    """Offset of each field when every line starts on a cache line; and the end, rounded up to one."""
+    """The offset of each field, if every line starts on a cache line; and the end, rounded up to a cache line."""
     placed, at = [], start
     for line in lines:
         at = -(-at // CACHE_LINE_BYTES) * CACHE_LINE_BYTES

@@ -16,8 +16,8 @@ CONSTANTS: Constants = {
     "SYS_FLAG_EXPIRES": (65536, "our own: reads look at the property EXPIRES_AT_MS"),
 }
 
-# Transaction bits of the sys flag (SYS_FLAG_TRANSACTION_MASK) of messages that a consume queue holds, and of those
-# that the index does not.
+# Transaction bits of the sys flag (SYS_FLAG_TRANSACTION_MASK): of messages in a consume queue, and of messages that are
+# not in the index.
 IN_QUEUE = (0, CONSTANTS["SYS_FLAG_COMMIT"][0])
 NOT_IN_INDEX = (CONSTANTS["SYS_FLAG_ROLLBACK"][0],)
 
@@ -28,5 +28,5 @@ def takes_queue_offset(sys_flag: int) -> bool:
 
 
 def takes_index_entry(sys_flag: int) -> bool:
-    """Whether the index holds a message's keys: those of rolled back messages it does not."""
+    """Whether the index holds a message's keys: it leaves out rolled back messages."""
     return sys_flag & CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0] not in NOT_IN_INDEX

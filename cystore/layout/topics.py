@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cystore.layout.shapes import Constants
 
-# Where messages wait until they are due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC), and the half messages of transactions.
+# Delayed messages until they are due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC), and the half messages of transactions.
 SCHEDULE_TOPIC, HALF_TOPIC = "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"
-# The ends of half messages (TransactionalMessageUtil.buildOpTopic), and half messages that nobody ended
+# The ends of half messages (TransactionalMessageUtil.buildOpTopic), and half messages that no producer ended
 # (TopicValidator).
 OP_TOPIC, DISCARDED_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
 

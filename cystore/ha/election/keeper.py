@@ -106,9 +106,9 @@ class Keeper:
                 self._control.lease_until_ms = 0
 
     def _put_proposal(self) -> None:
-        """Puts the proposed set into etcd. After an error the proposal stays: it is unknown whether etcd has the set. It
-        also stays after a refusal within the epoch: only this master changes the set then, so an earlier call, whose
-        answer was lost, has changed it. The next read shows that."""
+        """Puts the proposed set into etcd. After an error the proposal stays: it is unknown whether etcd has the
+        set. It also stays after a refusal within the epoch: only this master changes the set then, so an earlier call,
+        whose answer was lost, has changed it. The next read shows that."""
         with self._lock:
             proposal = self._proposal
         if proposal is None:
