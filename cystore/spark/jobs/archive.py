@@ -53,8 +53,8 @@ def archive(
 
 
 def on_executors(spark: SparkSession) -> Mapper:
-    """Runs each range's task on the cluster. An error of the store's content is raised here as it was there. All
-    other errors are left to Spark, which tries the task again: they may be the fault of one host."""
+    """Runs each range's task on the cluster. Raises an error about the store's content here again. All other errors are
+    left to Spark, which tries the task again: they may be the fault of one host."""
 
     def run(task: Task, parts: Sequence[LogRange]) -> list[WrittenRange]:
         written = []
@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, spark: SparkSession | None = None) -> dict[str, Any]:
-    """Runs the command in a session, or in one of its own. Returns the summary."""
+    """Runs the command in the given session, or in its own. Returns the summary."""
     folder = outside_of([existing_store(options.store)], options.folder)
     check_format(options.format)
     check_steps(options.expiring_within_h, options.step_bytes)

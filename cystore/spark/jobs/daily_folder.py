@@ -1,8 +1,6 @@
-"""The folder that the job `aggregate` writes: one file of numbers for each day, and the state that a run leaves to
-the next one.
+"""The folder of the job `aggregate`: one file of numbers for each day, and the state for the next run.
 
-Each file is replaced as a whole, and the state is written last. So a killed run leaves days that the next run writes
-again.
+A run replaces each file as a whole, and writes the state last. If a run is killed, the next run writes its days again.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class State:
     oldest_ms: int | None = None
 
     def is_final(self, day: date) -> bool:
-        """Whether the numbers of a day change no more."""
+        """Whether the numbers of a day are final."""
         return self.open_from is not None and day < self.open_from
 
 
@@ -51,7 +49,7 @@ def day_of(ms: int) -> date:
 
 
 def read_state(home: Path, stores: tuple[str, ...]) -> State:
-    """The state in a folder, with the stores that are read now; a first one if the folder is missing or has no state
+    """The state in a folder, with the stores that are read now; a first state if the folder is missing or has no state
     yet. Raises StoreConfigError for a folder with other files or of other stores, CorruptRecordError for a damaged
     state."""
     path = home / STATE

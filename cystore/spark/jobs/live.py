@@ -113,7 +113,7 @@ def exit_code(summary: dict[str, Any]) -> int:
 
 
 def _check(window: str, watermark: str, every: str) -> None:
-    """Raises StoreConfigError for a length of time that Spark would not take."""
+    """Raises StoreConfigError for a length of time that Spark does not accept."""
     for name, length in (("window", window), ("watermark", watermark), ("every", every)):
         if not LENGTH.fullmatch(length.strip()):
             raise StoreConfigError(f"{name} must be a length of time like '10 seconds', not {length!r}")
@@ -122,8 +122,8 @@ def _check(window: str, watermark: str, every: str) -> None:
 
 
 def _batches(folder: Path) -> int:
-    """How many batches are whole since the checkpoint began. The progress of a query that was just started does not
-    tell yet."""
+    """The number of complete batches since the checkpoint began. The progress of a query that has just started does not
+    have it yet."""
     commits = (folder / "_checkpoint" / "commits").glob("[0-9]*")
     return max((int(commit.name) + 1 for commit in commits), default=0)
 
@@ -131,8 +131,8 @@ def _batches(folder: Path) -> int:
 def _ran_to_its_end(query: StreamingQuery) -> bool:
     """Waits until the query ends; false if Ctrl-C stopped it. Raises the error with which the query failed.
 
-    Another thread asks Spark: PySpark's own handler of Ctrl-C would call Spark on the connection on which this thread
-    waits, which breaks the connection."""
+    Another thread asks Spark. PySpark's own handler of Ctrl-C would call Spark on the connection on which this thread
+    waits, and that breaks the connection."""
     failures: list[Exception] = []
 
     def ask() -> None:

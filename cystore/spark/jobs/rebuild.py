@@ -1,8 +1,8 @@
-"""Consume queues and index anew from the log, in parallel, while nobody else has the store open.
+"""Makes consume queues and index anew from the log, in parallel, while no other process has the store open.
 
-Staged in STORE/rebuild, checked, then renamed into place. Killed before that the store is as it was; killed while
-names change, the next one to open it makes queues and index anew, as `cystore rebuild` does. Run it again, or just
-open the store. Exit code 1: durable records are damaged or lost.
+The job stages them in STORE/rebuild, checks them, then renames them into place. A kill before the renames leaves the
+store unchanged. After a kill during the renames, the next open makes queues and index anew, as `cystore rebuild` does.
+Run the job again, or just open the store. Exit code 1: durable records are damaged or lost.
 
 example:
   python -m cystore.spark rebuild /var/lib/app/store --master 'local[4]'
@@ -64,12 +64,12 @@ def rebuild(
     report: Report | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Makes consume queues and index of the store at `path` anew; gives counts.
+    """Makes consume queues and index of the store at `path` anew; returns counts.
 
-    First recovery makes the log whole, as it would when the store is opened; where tasks then find damage that it had
-    no reason to look at, all of the log is recovered and the work is begun again. Executors write to the store's
-    directory, which must be on a local file system. Raises StoreLockedError, StoreFormatError, StoreConfigError,
-    StoreIOError, StoreFullError, CorruptRecordError.
+    First, recovery repairs the log, as in an open of the store. If tasks then find damage in a part that recovery had
+    no reason to read, all of the log is recovered and the work begins again. Executors write to the store's directory,
+    which must be on a local file system. Raises StoreLockedError, StoreFormatError, StoreConfigError, StoreIOError,
+    StoreFullError, CorruptRecordError.
     """
     if is_connect(spark):
         raise StoreConfigError(
@@ -133,8 +133,8 @@ def _staged(
     range_bytes: int | None,
     report: Report | None,
 ) -> list[Written]:
-    """All queues and the index in STORE/rebuild/new, durable. Raises CorruptRecordError for a log that recovery must
-    see first."""
+    """Makes all queues and the index in STORE/rebuild/new, durably. Raises CorruptRecordError for a log that must be
+    recovered first."""
     remove_stage(root)
     config = dataclasses.replace(
         config,
@@ -180,8 +180,8 @@ def _written(
 
 
 def _without_false_borders(parts: list[tuple[int, int]], found: list[Any]) -> list[tuple[int, int]]:
-    """The parts, each that overran its end in one with the next; what was staged with such a border is not to be
-    used."""
+    """The parts again; a part that overran its end is joined with the next part. Files staged with such a border must
+    not be used."""
     overran = {
         outcome.part
         for one in found
@@ -201,7 +201,7 @@ def _without_false_borders(parts: list[tuple[int, int]], found: list[Any]) -> li
 
 
 def _check(root: Path, bounds: Bounds, written: list[Written]) -> None:
-    """The ranges meet, and every entry that was gathered was written."""
+    """Checks that the ranges meet, and that every gathered entry was written."""
     gathered = sorted(
         (outcome for one in written for outcome in one.outcome),
         key=lambda outcome: (outcome.begin, outcome.end),
@@ -218,7 +218,7 @@ def _check(root: Path, bounds: Bounds, written: list[Written]) -> None:
 
 
 def _put_together(root: Path, written: Written) -> None:
-    """Moves what one task wrote to the others'."""
+    """Moves the files of one task to those of the other tasks."""
     topic, queue_id = written.key
     names = (f"{QUEUES}/{topic}/{queue_id}", f"{EXT_QUEUES}/{topic}/{queue_id}")
     for name in (INDEX_FILES,) if written.key == rebuild_parts.INDEX else names:
@@ -231,11 +231,11 @@ def _put_together(root: Path, written: Written) -> None:
 
 
 def swap(root: Path, state: RecoveredState) -> None:
-    """Renames what is staged into place. For a process that is alone in the store.
+    """Renames the staged files into place. For a process that is alone in the store.
 
-    First the store is marked as crashed with nothing dispatched: a kill from there on leaves some folders old, new or
-    not there, and the next one to open the store makes all of it anew from the log. At last the checkpoint says that
-    queues and index are on disk.
+    First it marks the store as crashed with nothing dispatched. A kill after that leaves some folders old, new or
+    missing, and the next open makes all of them anew from the log. At last the checkpoint records that queues and index
+    are on disk.
     """
     mark_undispatched(root)
     for name in DERIVED:
@@ -252,7 +252,7 @@ def swap(root: Path, state: RecoveredState) -> None:
 
 
 def remove_stage(root: Path) -> None:
-    """Removes what a run left in STORE/rebuild."""
+    """Removes the files that a run left in STORE/rebuild."""
     if (root / STAGE).is_dir():
         files.remove_below(root / STAGE)
         files.remove_directory(root / STAGE)
@@ -262,12 +262,12 @@ def remove_stage(root: Path) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command."""
+    """The command's own arguments."""
     add_store_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The command: counts."""
+    """Runs the command; returns counts."""
     settings = settings_given(options)
     facts.state(options.path)  # an error here costs no session
     size = None if options.range_mib is None else options.range_mib << 20
@@ -276,5 +276,5 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def exit_code(summary: dict[str, Any]) -> int:
-    """1 where records are damaged or lost."""
+    """1 if records are damaged or lost."""
     return FOUND_WRONG if summary["new_holes"] or summary["lost"] else OK

@@ -1,9 +1,8 @@
-"""The parts of a rebuild that run on executors: gathering entries from ranges of the log, and writing a queue's files
+"""The parts of a rebuild that run on executors: they gather entries from ranges of the log, and write a queue's files
 from them.
 
-Everything is written under STORE/rebuild, each attempt of a task in a folder of its own, so a task that Spark runs
-twice does no harm. The files are made by the classes that dispatch makes them with, over a control block of their own
-in memory.
+Tasks write under STORE/rebuild, each attempt of a task in its own folder, so a task that Spark runs twice does no harm.
+The classes of dispatch make the files, over a private control block in memory.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ Row = tuple[tuple[QueueKey, int], Any]  # (queue, physical offset of its first r
 
 
 class Run(NamedTuple):
-    """Entries of one queue, whose offsets follow each other. `timestamps` only with extended queues."""
+    """Entries of one queue with consecutive offsets. `timestamps` only with extended queues."""
 
     queue_offset: int
     begin: int
@@ -58,9 +57,9 @@ class Run(NamedTuple):
 
 
 class RangeOutcome(NamedTuple):
-    """What a range came to: the part it was asked for, where it began, its end, where the walk came to, and how many
-    records it has in queues. `position` behind `end`: that is no border, for a body holds what looks like a record.
-    `damage` says what stopped the walk."""
+    """The result of a range. `part`: the requested part. `begin`, `end`: its borders. `position`: the end of the walk;
+    after `end`, it shows that `end` is no border, because a body contains bytes like a record. `entries`: its records
+    in queues. `damage`: the damage that stopped the walk."""
 
     part: tuple[int, int]
     begin: int
@@ -78,8 +77,8 @@ class Gathered(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A queue, or the index, as it was staged below `folder`. `entries`: those of records; `outcome`: of all ranges
-    (index only)."""
+    """A queue, or the index, staged below `folder`. `entries`: the number of entries of records; `outcome`: of all
+    ranges (index only)."""
 
     key: QueueKey
     folder: str
@@ -89,7 +88,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Rebuild:
-    """The input of the executors. `bounds` are those of the log; the sizes in `config` are those of the store."""
+    """The input of the executors. `bounds` are the log's bounds; the sizes in `config` are the store's."""
 
     root: Path
     config: StoreConfig
@@ -100,7 +99,8 @@ class Rebuild:
 
 
 def gather(rebuild: Rebuild, part: tuple[int, int]) -> Iterator[Row]:
-    """The entries in queues and index for the records between two borders. An error is a row too, for the index."""
+    """The entries in queues and index for the records between two borders. An error is a row too, with the index's
+    key."""
     try:
         platform.check_writable_file_system(rebuild.root, allow_any=rebuild.config.allow_any_file_system)
         yield from _gather(rebuild, part)
@@ -163,8 +163,8 @@ def _segment(reader: LogReader, base: int) -> MappedFile:
 
 
 def partition_of(key: tuple[QueueKey, int], partitions: int) -> int:
-    """Which task writes a queue: the index has the first one for itself where there are several. Alike in every
-    process."""
+    """The task that writes a queue. If there are several tasks, the first writes only the index. The answer is the same
+    in every process."""
     (topic, queue_id), _ = key
     if (topic, queue_id) == INDEX or partitions == 1:
         return 0
@@ -172,7 +172,7 @@ def partition_of(key: tuple[QueueKey, int], partitions: int) -> int:
 
 
 def write_all(rebuild: Rebuild, attempt: str, rows: Iterable[Row]) -> Iterator[Written | Failed]:
-    """Writes what one task has to: `rows` come by queue, and in the log's order."""
+    """Writes the files of one task: `rows` are grouped by queue, in the log's order."""
     try:
         for key, mine in groupby(rows, key=lambda row: row[0][0]):
             things = (thing for _, thing in mine)
@@ -196,7 +196,7 @@ class _Sent(Exception):
 
 
 def _control(config: StoreConfig) -> Control:
-    """A control block of one's own, with one queue's place."""
+    """A private control block with a slot for one queue."""
     memory = MappedFile.anonymous(0, Control.size_bytes(1))
     control = Control.create(
         memory,
@@ -251,8 +251,7 @@ def _write_queue(rebuild: Rebuild, attempt: str, key: QueueKey, runs: Iterable[R
 
 
 def _fill_gap(queue: ConsumeQueue, at: int, room: int, root: Path, given_up: GivenUp) -> None:
-    """Hole entries for records that damage swallowed: there was room for them in the log, or recovery lists them as
-    given up."""
+    """Hole entries for records lost in damage: the log had room for them, or recovery lists them as given up."""
     missing = at - queue.max_offset
     listed = given_up.explains((queue.topic, queue.queue_id), queue.max_offset, at)
     if queue.has_files() and not listed and missing * RECORD_SIZE_MIN > room:
@@ -272,7 +271,7 @@ class _Units:
         self._queue, self._position = queue, 0
 
     def enter(self, run: Run, skip: int) -> bytes:
-        """The run's entries with the addresses of their units in the place of tags codes."""
+        """The run's entries, with the addresses of their units in place of tags codes."""
         changed = bytearray(run.entries)
         for number in range(skip, len(run.entries) // ENTRY_BYTES):
             at, size, tags_code = QUEUE_ENTRY.unpack_from(run.entries, number * ENTRY_BYTES)
@@ -282,7 +281,7 @@ class _Units:
         return bytes(changed)
 
     def _put(self, tags_code: int, timestamp: int) -> int:
-        """Where the unit went."""
+        """The place of the written unit."""
         while True:
             file, position, _ = self._queue.prepare_ext(self._position)
             unit = bytearray(min(file.end - position, UNIT_ROOM))
@@ -295,7 +294,7 @@ class _Units:
 
 
 def _read_again(queue: ConsumeQueue, written: list[tuple[int, int, int, int]]) -> None:
-    """The check: what is on disk is what was written."""
+    """Checks that the disk has the bytes that were written."""
     for base, at, length, checksum in written:
         path = queue.files.path(base)
         with files.opened(path) as fd:

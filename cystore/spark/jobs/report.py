@@ -30,8 +30,8 @@ from cystore.spark.task_runs import read_runs
 
 HELP = "task analytics: Parquet tables and an HTML page"
 TOP = 20
-# For a small log Spark compiles more code than it runs: with the quick compiler alone the command takes two thirds of
-# the processor time. Options that --conf or Spark's configuration give the driver stand behind it.
+# For a small log Spark compiles more code than it runs: with only the quick compiler, the command takes two thirds of
+# the processor time. The driver's options from --conf or Spark's configuration follow it.
 _SHORT = (("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1"),)
 
 
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     settings = source_options(options)
     chosen = _options(options.begin, options.end, options.include_archive)
     small = report_here.is_small(options.stores, {**chosen, **settings})
-    # A master in one process of this host reads nothing that this process cannot read sooner than a session starts.
+    # If Spark's master is a process of this host, this process reads the log itself: a session would start later.
     here = small and not options.conf and (options.master is None or _is_local(options.master))
     conf = [*(_SHORT if small and _is_local(options.master) else ()), *options.conf]
     with nullcontext() if here else own_session("report", options.master, conf) as spark:
@@ -93,7 +93,7 @@ def write_report(
     **options: str,
 ) -> dict[str, Any]:
     """Writes `hourly`, `names`, `workers`, `tracebacks` and `workflows` as Parquet and `report.html` into the folder
-    `out`, whole or not at all; returns what it found. Times are UTC. `options` are others of the source.
+    `out`, completely or not at all; returns a summary. Times are UTC. `options` are further options of the source.
 
     Without a session this process does all of it. That is faster for a log of up to some GiB, and holds all attempts
     in memory. In a session Spark reads the log. It also counts the attempts of a log of more than 2 GiB; for a
@@ -118,7 +118,7 @@ def _check(
     *,
     overwrite: bool,
 ) -> Path:
-    """The folder to make. Raises StoreConfigError for what a report cannot be made of."""
+    """The folder to make. Raises StoreConfigError for arguments from which no report can be made."""
     if not isinstance(top, int) or top < 1:
         raise StoreConfigError(f"top must be a whole number from 1, not {top!r}")
     if begin is not None and end is not None and begin >= end:
@@ -166,7 +166,7 @@ def _by_spark(
 
 
 def _in_utc(table: pa.Table) -> pa.Table:
-    """Spark gives times the zone of its session."""
+    """Times in UTC: Spark gives them in the zone of its session."""
     for at, column in enumerate(table.schema):
         if pa.types.is_timestamp(column.type):
             times = table[column.name].cast(pa.timestamp("us", tz="UTC"))

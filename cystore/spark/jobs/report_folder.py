@@ -1,4 +1,4 @@
-"""The folder that a report is written to: what may be replaced, and how a report gets its place whole or not at all."""
+"""The folder of a report: which folder may be replaced, and how a report gets its place completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARKER = ".cystore-report"  # in every report, so that nothing else is replaced 
 
 
 def check_out(out: Path | str, stores: str | Sequence[str], *, overwrite: bool) -> Path:
-    """The folder to make, absolute. Raises StoreConfigError for one that may not be made or replaced,
+    """The folder to make, absolute. Raises StoreConfigError for a folder that may not be made or replaced,
     StoreFormatError for a path among `stores` that is not a store."""
     folder = outside_of(existing_stores(stores), out)
     if not folder.exists():

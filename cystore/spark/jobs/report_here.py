@@ -1,8 +1,8 @@
 """The report's tables computed in this process, for small logs.
 
-Without a session this process also reads the log: that takes less time than a session takes to start. In a session
-Spark's tasks read it, and only the attempts come here, packed: Spark would take each batch apart into rows, and its own
-aggregation of so few rows costs more than all the rest.
+Without a session this process also reads the log; that takes less time than the start of a session. In a session,
+Spark's tasks read the log, and only the attempts come here. They are packed, because Spark would split each batch into
+rows; and Spark's own aggregation of so few rows costs more than all other work.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cystore.spark.reports.report_tables import tables_of
 from cystore.spark.source.plan import LogPartition
 from cystore.spark.source.task_reader import AttemptReader, attempts_schema
 
-# Of log: about 5 million events, whose attempts take about 500 MB. Packed, they stay below the size of results that
-# Spark lets a driver collect (1 GiB).
+# Bytes of log: about 5 million events, whose attempts take about 500 MB. Packed, they stay below the size of results
+# that Spark lets a driver collect (1 GiB).
 SMALL_BYTES = 2 << 30
 
 
 def is_small(stores: str | Sequence[str], options: Mapping[str, str]) -> bool:
-    """Whether the log is in segments of this host, with no more than SMALL_BYTES to read."""
+    """Whether the log is on this host, with at most SMALL_BYTES to read."""
     if any(map(is_url, [stores] if isinstance(stores, str) else stores)):
         return False  # to be listed by the session's host, not by this one
     parts = _reader(stores, options).partitions()
@@ -61,7 +61,7 @@ def tables_collected(
 
 
 def _packed(batches: Iterable[pa.RecordBatch]) -> bytes:
-    """Attempts as an Arrow stream, compressed: Spark passes it on as it is."""
+    """Attempts as a compressed Arrow stream, which Spark passes on unchanged."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
         for batch in batches:

@@ -1,7 +1,7 @@
 """Shared by the jobs: a session, a store's settings, and work in parts on executors.
 
-Parts hold paths, so every executor needs the directories that the driver has. An error of the store on an executor is
-the same error here, not Spark's report of it.
+Parts hold paths, so every executor needs the driver's directories. A store's error on an executor is raised here as the
+same error, not as Spark's report of it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ Found = TypeVar("Found")
 
 
 class Failed(NamedTuple):
-    """An error of the store on an executor: name of its class, and what it says."""
+    """An error of the store on an executor: the name of its class, and its text."""
 
     kind: str
     text: str
 
 
 def add_master(parser: argparse.ArgumentParser) -> None:
-    """Where Spark runs, and how."""
+    """Adds the arguments for Spark: its master and its settings."""
     parser.add_argument(
         "--master",
         type=_master,
@@ -76,7 +76,7 @@ def _configured(text: str) -> tuple[str, str]:
 
 
 def _master(text: str) -> str:
-    """Spark would start a JVM first, and write a stack trace."""
+    """Checks the master before Spark does: Spark would first start a JVM, and write a stack trace."""
     if not MASTER.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no master of Spark like local[4] or spark://host:7077")
     return text
@@ -90,8 +90,8 @@ def _from_one(text: str) -> int:
 
 
 def settings_given(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of StoreConfig that --set and --config give. The store keeps its own value of every other. Raises
-    StoreConfigError."""
+    """The fields of StoreConfig that --set and --config give. For every other field the store's own value counts.
+    Raises StoreConfigError."""
     config = store_config(options)
     names = [field.name for field in dataclasses.fields(config)]
     return {name: getattr(config, name) for name in names if config.gives(name)}
@@ -109,8 +109,8 @@ def _as_text(value: Any) -> str:
 
 
 def existing_store(path: str | Path) -> Path:
-    """Where the store at `path` is, every link resolved. Raises StoreFormatError where there is none: a job makes no
-    store."""
+    """The place of the store at `path`, with every link resolved. Raises StoreFormatError if there is none: a job makes
+    no store."""
     if not os.fspath(path):
         raise errors.StoreConfigError("name a store: its path is empty")
     place = real_path(os.fspath(path))
@@ -119,7 +119,7 @@ def existing_store(path: str | Path) -> Path:
 
 
 def existing_stores(patterns: str | Sequence[str]) -> list[Path]:
-    """The stores that paths or globs name on this host, every link resolved; URLs are left out. Raises
+    """The stores that paths or globs name on this host, with every link resolved; URLs are left out. Raises
     StoreFormatError for a path that is no store, before Spark starts."""
     found: list[Path] = []
     for pattern in map(local_path, [patterns] if isinstance(patterns, str) else patterns):
@@ -133,8 +133,8 @@ def existing_stores(patterns: str | Sequence[str]) -> list[Path]:
 
 
 def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
-    """The folder of this host that a job writes to, every link resolved. Raises StoreConfigError for a URL, for a file,
-    and for a store, what is in one and what one is in."""
+    """The folder of this host that a job writes to, with every link resolved. Raises StoreConfigError for a URL, for a
+    file, and for a store, a folder inside a store or a folder that contains one."""
     text = local_path(os.fspath(folder))
     if not text:
         raise errors.StoreConfigError("name the folder to write to: its path is empty")
@@ -153,7 +153,7 @@ def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
-    """The store, its settings, and where Spark runs."""
+    """Adds the arguments for the store, its settings, and Spark."""
     parser.add_argument("path", metavar="PATH", type=store_path, help="directory of the store")
     add_master(parser)
     parser.add_argument(
@@ -169,8 +169,8 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
 def own_session(
     name: str, master: str | None, conf: Iterable[tuple[str, str]] = ()
 ) -> Iterator[SparkSession]:
-    """A session for one job, with Spark's settings `conf`. Its workers run the Python that runs this, unless
-    PYSPARK_PYTHON says otherwise."""
+    """A session for one job, with Spark's settings `conf`. Its workers run this process's Python, unless PYSPARK_PYTHON
+    names another."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"cystore {name}")
     builder = builder.config("spark.log.level", "ERROR").config("spark.ui.showConsoleProgress", "false")
@@ -186,11 +186,11 @@ def own_session(
 
 @contextmanager
 def _ctrl_c_cancels(spark: SparkSession) -> Iterator[None]:
-    """In the block Ctrl-C cancels what Spark does and raises KeyboardInterrupt.
+    """In the block, Ctrl-C cancels Spark's jobs and raises KeyboardInterrupt.
 
     PySpark's own handler calls Spark on the connection on which the main thread may be waiting. That breaks the
-    connection, and the command hangs. So another thread cancels Spark's jobs, again and again until the main thread is
-    out of its call, where the interrupt can be raised."""
+    connection, and the command hangs. So another thread cancels Spark's jobs repeatedly, until the main thread has left
+    its call and the interrupt can be raised."""
     main = threading.main_thread()
     if is_connect(spark) or threading.current_thread() is not main or main.ident is None:
         yield
@@ -235,14 +235,14 @@ def _calls_spark(frame: FrameType | None) -> bool:
 
 
 def few_partitions(spark: SparkSession) -> None:
-    """One shuffle partition for each core, unless the session has a setting of its own: Spark's 200 are for larger
+    """One shuffle partition for each core, unless the session sets another number: Spark's default of 200 suits larger
     tables."""
     if spark.conf.get(PARTITIONS) == SPARKS_OWN:
         spark.conf.set(PARTITIONS, cores_of(spark))
 
 
 def settings_of(path: str | Path, settings: dict[str, Any], **fixed: Any) -> tuple[Path, StoreConfig]:
-    """Where the store is, every link resolved, and its configuration. Raises StoreConfigError."""
+    """The store's place, with every link resolved, and its configuration. Raises StoreConfigError."""
     return real_path(os.fspath(path)), resolve({**settings, **fixed})
 
 
@@ -279,7 +279,7 @@ def run_parts(
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is a client of Spark Connect, which has DataFrames and nothing below them."""
+    """Whether the session is a client of Spark Connect, which has DataFrames but no RDDs."""
     return ".connect." in type(spark).__module__
 
 

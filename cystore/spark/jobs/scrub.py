@@ -1,6 +1,8 @@
-"""Every record's checksum, and consume queues and index against the log, in parallel; one row for each damaged range.
+"""Checks every record's checksum, and compares consume queues and index with the log, in parallel; gives one row for
+each damaged range.
 
-Finds what `cystore verify` finds and changes nothing; the store may be in use. Exit code 1: there is damage.
+The job finds the same damage as `cystore verify` and changes nothing; the store may be in use. Exit code 1: there is
+damage.
 
 example:
   python -m cystore.spark scrub /var/lib/app/store --master 'local[4]' --json
@@ -45,7 +47,7 @@ ROWS_SHOWN = 1000
 
 @dataclass(frozen=True)
 class ScrubResult:
-    """The findings of a scrub. `summary` counts; `damage` are all damaged ranges, in order."""
+    """The findings of a scrub. `summary` has counts; `damage` has all damaged ranges, in order."""
 
     summary: dict[str, Any]
     damage: tuple[Damage, ...]
@@ -65,9 +67,9 @@ def scrub(
 ) -> ScrubResult:
     """Compares the files of the store at `path` with each other.
 
-    `range_bytes` of log are a task's work (by default about 128 MiB, less for a small log); `settings` are fields of
-    StoreConfig. A store that others use is compared up to the place where its log ended when the scrub began. Every
-    executor needs the store under the same path. Raises StoreConfigError, StoreFormatError, StoreIOError,
+    A task reads `range_bytes` of log (by default about 128 MiB, less for a small log); `settings` are fields of
+    StoreConfig. If other processes use the store, it is compared up to the end that its log had when the scrub began.
+    Every executor needs the store under the same path. Raises StoreConfigError, StoreFormatError, StoreIOError,
     StoreLockedError.
     """
     root, config = settings_of(path, settings, read_only=True, services=())
@@ -98,7 +100,7 @@ def scrub(
 def _in_use(
     root: Path, config: StoreConfig, range_bytes: RangeBytes, workers: Workers
 ) -> tuple[VerifyParts, list[Damage]]:
-    """A store in use, up to where its log ends now."""
+    """Scrubs a store in use, up to the present end of its log."""
     with attached(root, config) as parts:
         control = parts.control
         dispatched = control.dispatched
@@ -114,7 +116,7 @@ def _in_use(
 
 
 def _is_gone(damage: Damage, before: int, minimum: int) -> bool:
-    """Whether it is about records that the cleaner removed while they were looked at, or may be."""
+    """Whether damage concerns, or may concern, records that the cleaner removed during the check."""
     if minimum == before:
         return False
     return damage.begin < minimum if damage.kind != "consume_queue" else not damage.path.exists()
@@ -134,7 +136,7 @@ def _row(damage: Damage) -> dict[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command."""
+    """The command's own arguments."""
     add_store_arguments(parser)
     parser.add_argument(
         "--output", metavar="DIRECTORY", help="also write the rows as Parquet, into a new directory"
@@ -142,7 +144,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The command: its summary, with the first damaged ranges."""
+    """Runs the command; returns its summary, with the first damaged ranges."""
     settings = settings_given(options)
     facts.state(options.path)  # an error here costs no session
     size = None if options.range_mib is None else options.range_mib << 20
@@ -155,5 +157,5 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def exit_code(summary: dict[str, Any]) -> int:
-    """1 where there is damage."""
+    """1 if there is damage."""
     return FOUND_WRONG if summary["damaged_ranges"] else OK

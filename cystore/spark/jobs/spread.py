@@ -1,5 +1,4 @@
-"""Work in parts on executors, by DataFrames alone, so that it runs in a classic session and through Spark Connect
-alike."""
+"""Work in parts on executors. It uses only DataFrames, so it runs in a classic session and through Spark Connect."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ Found = TypeVar("Found")
 
 
 def spread(spark: SparkSession, parts: Sequence[Part], work: Callable[[Part], Found]) -> list[Found]:
-    """`work` of each part, one task for each, in their order. Parts and results are pickled."""
+    """The results of `work` for each part, in the parts' order; one task for each part. Parts and results are
+    pickled."""
     if not parts:
         return []
     kept = list(parts)

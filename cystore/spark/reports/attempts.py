@@ -1,8 +1,8 @@
-"""Attempts of tasks out of the lifecycle log, as far as one part of the log tells: computed on executors, in columns.
+"""Attempts of tasks, from the events in one part of the lifecycle log: computed on executors, in columns.
 
-A row of SCHEMA is what the events of one part of the log say about an attempt (a task id with a number of retries).
-Rows of the same attempt from several parts are joined by `task_runs.joined`. The events of an attempt mostly lie
-close together, so joining has a quarter of the rows that the log has.
+A row of SCHEMA has the facts about an attempt (a task id with a number of retries) in one part of the log.
+`task_runs.joined` joins the rows of an attempt from several parts. The events of an attempt are mostly close together,
+so the join gets a quarter of the log's rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cystore.spark.reports.details import details_of
 from cystore.spark.reports.fingerprints import classes, fingerprints
 from cystore.spark.task_events import FAILURES, RECEIVED, REDELIVERED, RETRIED, ROOT, SENT, STARTED, SUCCEEDED
 
-# The columns that are read of the log.
+# The columns that are read from the log.
 COLUMNS = ("timestamp", "tags", "keys", "properties", "value", "store")
 _TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
@@ -90,7 +90,7 @@ def events_of(batch: pa.RecordBatch) -> pa.Table:
 def _items(
     offsets: pa.Array, items: pa.Array, rows: np.ndarray[Any, Any] | None, which: pa.Array | None
 ) -> pa.Array:
-    """Of each list the first item that `which` is true for; with `rows`, the first item of these lists."""
+    """The first item of each list for which `which` is true; with `rows`, the first item of these lists."""
     ends = offsets.to_numpy()
     at = np.full(len(ends) - 1, -1, np.int64)
     if rows is not None:
@@ -105,7 +105,7 @@ def _items(
 
 
 def _ids(keys: pa.Array) -> pa.Array:
-    """The ids that keys stand for: percent-encoded, few of them."""
+    """The ids in keys; few of them are percent-encoded."""
     coded = pc.fill_null(pc.match_substring(keys, "%"), False)
     if not pc.any(coded).as_py():
         return keys
@@ -173,7 +173,7 @@ def attempts_of(events: pa.Table) -> pa.Table:
 
 
 def _in_order(events: pa.Table) -> pa.Table:
-    """Ascending by time, as cystore writes a log; another writer's clock may go back."""
+    """The events in ascending order of time. cystore writes a log in this order; another writer's clock may go back."""
     events = events.combine_chunks()
     times = events["time"].cast(pa.int64()).to_numpy()
     if len(times) < 2 or (np.diff(times) >= 0).all():
@@ -190,8 +190,8 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def ranked(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
-    """Numbers in the order of the texts, and the distinct texts by number: the greatest of a group is found among
-    numbers."""
+    """Numbers in the order of the texts, and the distinct texts by number, so that the greatest text of a group is
+    found by numbers."""
     coded = _whole(column).dictionary_encode()
     order = pc.sort_indices(coded.dictionary)
     rank = np.empty(len(order), np.int64)
@@ -200,7 +200,7 @@ def ranked(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
 
 
 def _times(texts: pa.ChunkedArray) -> pa.Array:
-    """ISO 8601 as times, in UTC where they do not say otherwise; null for what is no time."""
+    """ISO 8601 texts as times, in UTC unless the text has a zone; null for a text that is no time."""
     coded = _whole(texts).dictionary_encode()
     return pa.array([_time(text) for text in coded.dictionary.to_pylist()], _TIME).take(coded.indices)
 

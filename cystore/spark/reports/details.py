@@ -1,8 +1,8 @@
-"""Bodies of the lifecycle log as columns. Whole batches are parsed by Arrow; a body that Arrow might misread is
-parsed by itself.
+"""Bodies of the lifecycle log as columns. Arrow parses whole batches; a body that Arrow might misread is parsed
+separately.
 
-A body that is no JSON object has no details, and a detail of another type is left out: one odd event must not end a
-report.
+A body that is no JSON object has no details, and a detail of another type is left out, so that one odd event does not
+end a report.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _INT32_MAX = (1 << 31) - 1
 
 
 def details_of(bodies: pa.Array) -> pa.Table:
-    """A row of SCHEMA for each body; nulls for what is not known."""
+    """A row of SCHEMA for each body; unknown details are null."""
     parsed = _by_arrow(bodies)
     return _by_python(bodies) if parsed is None else parsed
 
 
 def _by_arrow(bodies: pa.Array) -> pa.Table | None:
-    """None where a body is not exactly one object on one line, or where Arrow refuses one."""
+    """None if a body is not exactly one object on one line, or if Arrow refuses a body."""
     if len(bodies) == 0 or bodies.null_count:
         return None
     try:

@@ -1,7 +1,7 @@
 """Groups failures: a fingerprint of the exception's class and the frames of the traceback, with numbers and ids masked.
 
-Columns in, columns out: no row is looked at by itself. Messages of exceptions are left out, for they differ from
-failure to failure.
+The functions work on columns, not on single rows. They leave out messages of exceptions, which differ from failure to
+failure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# A line of a traceback, also of one in a group of exceptions, which stands behind bars.
+# A line of a traceback. In a group of exceptions, bars precede it.
 _FRAME = r'^[\s|+-]*File "(?P<file>.*)", line (?P<line>[0-9]+)(?:, in (?P<function>.*))?$'
 _NAME = r"^\W?(?P<name>[A-Za-z_][\w.]*)"  # `shop.Refused('x')`, `<HTTPError 404: 'x'>`, `<shop.Refused object at 0x7f>`
 # In this order: random names of temporary files, UUIDs, hexadecimal numbers, other numbers, words that hold several
@@ -34,14 +34,14 @@ HEX_DIGITS = 16
 
 
 def classes(exceptions: pa.Array, outcomes: pa.Array) -> pa.Array:
-    """The class of each exception, from its repr. If the repr is unknown or begins with no name, the outcome of the
-    attempt."""
+    """The class of each exception, from its repr; the attempt's outcome if the repr is unknown or does not begin with a
+    name."""
     names = pc.struct_field(pc.extract_regex(exceptions, _NAME), "name")
     return pc.coalesce(names, outcomes)
 
 
 def fingerprints(names: pa.Array, tracebacks: pa.Array) -> pa.Array:
-    """Of classes and tracebacks: the same text of 16 digits for failures of one class at one place. Null where there
+    """A text of 16 digits for each class and traceback, the same for failures of one class at one place. Null if there
     is no class."""
     key = pc.binary_join_element_wise(names, _places(tracebacks), "\n")
     coded = key.dictionary_encode()
@@ -53,7 +53,7 @@ def fingerprints(names: pa.Array, tracebacks: pa.Array) -> pa.Array:
 
 
 def _places(tracebacks: pa.Array) -> pa.Array:
-    """The masked frames of each traceback, a line for each; empty without any."""
+    """The masked frames of each traceback, one line each; empty if it has none."""
     texts = pc.fill_null(tracebacks, "")
     lines = pc.split_pattern(texts, "\n")
     frames = pc.extract_regex(lines.flatten(), _FRAME)
@@ -74,7 +74,7 @@ def _places(tracebacks: pa.Array) -> pa.Array:
 
 
 def _masked(texts: pa.Array) -> pa.Array:
-    """Each distinct text is masked once."""
+    """Masks each distinct text once."""
     coded = pc.fill_null(texts, "").dictionary_encode()
     distinct = coded.dictionary
     for pattern, by in _MASKS:

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: its plots are SVG inside of it."""
+"""The report as one self-contained HTML page: its plots are SVG inside the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def page(
     workflows: Rows,
     workers: Rows = (),
 ) -> str:
-    """The page about `stores`. `hours` are the rows of `report.hourly`, the others of the functions of their name."""
+    """The page about `stores`. `hours` are the rows of `report.hourly`; the other tables come from the functions of
+    their names."""
     few = len(stores) <= STORES_IN_TITLE
     title = f"Tasks in {', '.join(stores) if few else f'{len(stores)} stores'}"
     shown = [row["name"] for row in names[:NAMES_SHOWN]]
@@ -138,7 +139,7 @@ def _cell(shown: str, value: float | None, hover: str) -> str:
 
 
 def _name(name: str) -> Callable[[Mapping[str, Any]], Cell]:
-    """Long ones are cut, with the whole on hover."""
+    """A text; a long one is cut, and the whole text appears on hover."""
     return lambda row: (escape(short(str(row[name] or "?"), NAME_MAX)), None, str(row[name] or "?"))
 
 

@@ -1,7 +1,6 @@
-"""The plots of the report, as SVG in the colours of the page, each with a legend in HTML that takes no room of the
-plot.
+"""The plots of the report, as SVG in the colours of the page. Each has a legend in HTML, outside the plot.
 
-Hours are drawn together, by twos, days or weeks, where there are too many for a screen.
+If there are too many hours for a screen, a bar stands for two hours, a day or a week.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ HOUR = timedelta(hours=1)
 EPOCH = datetime(1970, 1, 5, tzinfo=UTC)  # a Monday, so weeks begin with one
 BARS_MAX = 100
 STEPS = {1: "hour", 2: "2 hours", 6: "6 hours", 24: "day", 7 * 24: "week", 28 * 24: "4 weeks"}
-# Seconds at which the axis of times has a line; with the others between them where there would be too few.
+# Seconds at which the axis of times has a line; with further lines between them if there would be too few.
 TIMES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 60, 600, 3_600, 86_400, 864_000)
 BETWEEN = (
     *(part * 10.0**power for power in range(-6, 1) for part in (2, 5)),
@@ -44,7 +43,7 @@ _SVG: Any = {"svg.fonttype": "none", "svg.hashsalt": "cystore", "font.family": "
 
 @dataclass(frozen=True)
 class Axis:
-    """The time that a report is about: [begin, end) in steps of whole hours."""
+    """The time range of a report: [begin, end) in steps of whole hours."""
 
     begin: datetime
     end: datetime
@@ -65,12 +64,12 @@ class Axis:
         return STEPS[self.step // HOUR]
 
     def bar(self, hour: datetime) -> datetime:
-        """Where the bar begins that an hour belongs to."""
+        """The begin of the bar that contains an hour."""
         return hour - (hour - self.begin) % self.step
 
 
 def runs_plot(hours: Rows, shown: Sequence[str], axis: Axis) -> str:
-    """Runs by task as bars that stand on their hours; below them those that failed, where one did."""
+    """Runs by task as bars over their hours; below them the failed runs, if there are any."""
     of: dict[str | None, dict[datetime, int]] = defaultdict(lambda: defaultdict(int))
     failed: dict[datetime, int] = defaultdict(int)
     for row in hours:
@@ -101,8 +100,7 @@ def runs_plot(hours: Rows, shown: Sequence[str], axis: Axis) -> str:
 
 
 def times_plot(hours: Rows, shown: Sequence[str], axis: Axis, column: str) -> str:
-    """A percentile by task, over time; of hours that are drawn together the greatest one. Empty where nothing is
-    known."""
+    """A percentile by task, over time; for hours in one bar, the greatest. Empty if no value is known."""
     figure = _figure(4)
     axes = figure.subplots()
     drawn = []
@@ -175,8 +173,8 @@ def _colour(name: str | None, shown: Sequence[str]) -> str:
 
 
 def _html(figure: Any, drawn: Sequence[str | None], shown: Sequence[str]) -> str:
-    """The plot, and below it which colour is which task; a task may be called like our words, which stand in
-    brackets."""
+    """The plot, and below it the colour of each task. Our own words are in brackets, because a task may have such a
+    name."""
     figure.patch.set_alpha(0)
     text = io.StringIO()
     with matplotlib.rc_context(_SVG):

@@ -1,5 +1,4 @@
-"""How the report looks and what its tables do in a browser: style, light and dark, and a script of its own. Nothing
-is fetched."""
+"""The report's style, light and dark, and the script of its tables. The page fetches nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ _UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms
 
 
 def duration(seconds: float | None, digits_max: int = 2) -> str:
-    """Three digits and a unit, from µs to days, with so many digits behind the point at most."""
+    """Three digits and a unit, from µs to days, with at most `digits_max` digits after the point."""
     if seconds is None or math.isnan(seconds):
         return ""
     if seconds <= 0:
@@ -86,5 +85,5 @@ def duration(seconds: float | None, digits_max: int = 2) -> str:
 
 
 def short(name: str, most: int) -> str:
-    """A name with its middle left out where it is longer than `most`."""
+    """A name; if it is longer than `most`, its middle is left out."""
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[len(name) - (most - most // 2) :]}"

@@ -1,5 +1,4 @@
-"""The tables of the report computed in this process, in columns: for logs that are not worth the start of a Spark
-session.
+"""The tables of the report, computed in this process, in columns: for logs that are too small for a Spark session.
 
 The tables are those of `cystore.spark.report`, row for row; percentiles are exact. A test compares both.
 """
@@ -113,7 +112,8 @@ def _numbers(runs: pa.Table, by: str, *, hourly: bool) -> pa.Table:
 
 
 def _percentiles(name: str, group: Numbers, values: Numbers, size: int) -> dict[str, pa.Array]:
-    """Of each group the least value that so many of its values do not exceed; null for a group without one."""
+    """For each group and percentile, the least value that this share of the group's values does not exceed; null for a
+    group without values."""
     known = ~np.isnan(values)
     group, values = group[known], values[known]
     values = values[np.lexsort((values, group))]

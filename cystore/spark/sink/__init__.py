@@ -1,4 +1,4 @@
-"""Writing: tasks stage rows, the driver commits.
+"""Writes: tasks stage rows, the driver commits.
 
 May import `cystore.spark.source` and what is below it: docs/architecture.md.
 """

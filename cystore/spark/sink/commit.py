@@ -1,10 +1,10 @@
 """The commit of a write, on the driver, which runs on the store's host: staged rows get their offsets and become
 durable.
 
-Without a name a job's rows are appended and flushed. A kill in between leaves some of them, and the repeated job
-appends all again. With a name (`Sink`), a note is written before and behind the records; sinks.py says which states a
-kill leaves. An unfinished batch is finished from its first files, whatever Spark stages when it repeats it: its rows
-may come in another order then.
+Without a name, a job's rows are appended and flushed. A kill in between leaves some of them, and the repeated job
+appends all again. With a name (`Sink`), the commit writes a note before and after the records; sinks.py lists the
+states that a kill leaves. The next commit finishes an unfinished batch from its first files, even if Spark stages the
+batch again, because its rows may then come in another order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FLUSH_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Commit:
-    """One job's, or one micro-batch's: `folder` is where its tasks staged."""
+    """The commit of one job or micro-batch: `folder` has the files that its tasks staged."""
 
     options: WriteOptions
     folder: Path
@@ -57,8 +57,8 @@ class Commit:
         return next((task.query for task in self.tasks if task.query is not None), None)
 
     def run(self) -> int:
-        """Appends the missing records, durably; returns their number. Raises the errors of `cystore.open` and
-        `put_many`, StoreConfigError for a batch that cannot be this sink's next, StoreIOError for missing staged
+        """Appends the missing records durably; returns their number. Raises the errors of `cystore.open` and
+        `put_many`, StoreConfigError for a batch that cannot be this sink's next batch, StoreIOError for missing staged
         files."""
         with open_store(self.options.path, **self.options.settings) as store:
             self._check_sizes(store)
@@ -71,7 +71,7 @@ class Commit:
         return count
 
     def _check_sizes(self, store: MessageStore) -> None:
-        """A store that was there before has files of its own size, which the tasks do not know."""
+        """Checks the largest record: an existing store has its own file size, which the tasks do not know."""
         largest = max((task.largest_bytes for task in self.tasks), default=0)
         most = store.snapshot().file_bytes
         if largest > most:
@@ -113,7 +113,7 @@ class NamedCommit:
         return self.sinks.sink
 
     def _finish(self, note: SinkNote) -> tuple[SinkNote, int]:
-        """Appends the missing records of an unfinished batch: this one, or an earlier one that was not repeated."""
+        """Appends the missing records of an unfinished batch: this batch, or an earlier batch that was not repeated."""
         begun = note.begun
         if begun is None:
             return note, 0
@@ -151,7 +151,7 @@ class NamedCommit:
         return self._end(note, begun, there)
 
     def _check_order(self, note: SinkNote) -> None:
-        """A stream counts its batches up, from where its checkpoint is; an application may count as it likes."""
+        """Checks the batch's number: a stream's numbers ascend from its checkpoint; an application chooses its own."""
         if self._sink.is_stream:
             query = self.commit.query
             if note.query is not None and query is not None and query != note.query:
@@ -188,7 +188,7 @@ class NamedCommit:
         return self._end(note, begun, 0)[1]
 
     def _end(self, note: SinkNote, begun: Begun, there: int) -> tuple[SinkNote, int]:
-        """Appends a batch from record number `there` on, and notes that it is whole."""
+        """Appends a batch from record number `there` on, and notes that it is complete."""
         mark = f"{self._sink.id}:{begun.batch}:"
         folder = Path(begun.folder)
         rest = staged_messages(folder, begun.files, lambda number: f"{mark}{number}", there)
@@ -216,7 +216,7 @@ def staged_messages(
 
 
 def append(store: MessageStore, rows: Iterable[Message]) -> int:
-    """Appends in chunks that fit into memory and hold no lock for long; returns the number of records when all are
+    """Appends messages in chunks that fit into memory and hold no lock for long; returns their number when all are
     durable."""
     count = unflushed = 0
     for chunk in _chunks(rows):
@@ -245,7 +245,7 @@ def _chunks(rows: Iterable[Message]) -> Iterator[list[Message]]:
 
 
 def all_there(messages: Sequence[object]) -> tuple[TaskMessage, ...]:
-    """The tasks' messages. Raises StoreError when one is missing: its rows would be lost."""
+    """The tasks' messages. Raises StoreError if a message is missing: its rows would be lost."""
     found = tuple(message for message in messages if isinstance(message, TaskMessage))
     if len(found) != len(messages):
         missing = [
@@ -259,8 +259,8 @@ def all_there(messages: Sequence[object]) -> tuple[TaskMessage, ...]:
 
 
 def abort(options: WriteOptions, folder: Path, messages: Sequence[object]) -> None:
-    """Removes the files that a failed job staged, except those of an unfinished batch: the next commit finishes it.
-    Under a name only the job's own files, because another job with that name may be at work there."""
+    """Removes the files that a failed job staged, except those of an unfinished batch, which the next commit finishes.
+    Under a name it removes only the job's own files, because another job with that name may be at work."""
     if options.sink is None:
         clear_folder(folder)
         return

@@ -1,7 +1,7 @@
 """Checks a DataFrame's rows and makes the parts of messages from them.
 
-Everything that the store would refuse is refused here, in the task, with the row and the column: the commit appends
-many tasks' rows at once, and must not fail half-way because of one of them.
+The task itself refuses every row that the store would refuse, and names the row and the column. The commit appends the
+rows of many tasks together, and must not fail half-way because of one row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SINK_PROPERTY_BYTES = len(SINK_PROPERTY) + 2 + 16 + 1 + 19 + 1 + 19
 PROPERTIES_BYTES_MAX = CONSTANTS["PROPERTIES_BYTES_MAX"][0]
 TOPIC_BYTES_MAX = CONSTANTS["TOPIC_BYTES_MAX"][0]
 COMPRESSED = CONSTANTS["SYS_FLAG_COMPRESSED"][0]
-# Of a record beside body, topic and properties, with IPv6 hosts, and of the blank behind it.
+# Bytes of a record besides body, topic and properties, with IPv6 hosts, and of the blank after it.
 RECORD_BYTES = (
     CONSTANTS["RECORD_SIZE_MIN"][0]
     + 2 * (CONSTANTS["HOST_V6_BYTES"][0] - CONSTANTS["HOST_V4_BYTES"][0])
@@ -43,8 +43,8 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "properties": ("map<string,string>",),
     "sys_flag": ("int",),
 }
-# Columns of a source, this one or Kafka's, that the store gives anew, so that rows that were read can be written
-# unchanged.
+# Columns of this source or Kafka's whose values the store sets anew. The sink ignores them, so that rows that were read
+# can be written unchanged.
 GIVEN_ANEW = ("offset", "timestamp", "timestampType", "physical_offset", "born_timestamp", "store")
 
 STAGED = pa.schema(
@@ -65,7 +65,7 @@ _FROM_COLUMNS = (
     "KEYS",
     "TAGS",
     "UNIQ_KEY",
-)  # of the reserved properties, those that a read DataFrame brings along
+)  # the reserved properties that a read DataFrame has
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
@@ -154,7 +154,7 @@ class RowEncoder:
         return column
 
     def _whole(self, name: str, column: pa.Array | None, count: int) -> pa.Array:
-        """A column of numbers from 0 on; 0 where it is null."""
+        """A column of numbers from 0 on; null becomes 0."""
         if column is None:
             return pa.array([0] * count, pa.int32())
         column = pc.fill_null(column.cast(pa.int32()), 0)
@@ -176,7 +176,7 @@ class RowEncoder:
         return column
 
     def _sys_flags(self, column: pa.Array | None, count: int) -> pa.Array:
-        """Keeps only the flag for a compressed body; the transaction is over."""
+        """The sys flag with only the bit for a compressed body; the transaction is over."""
         flags = self._whole("sys_flag", column, count)
         return pc.bit_wise_and(flags, pa.scalar(COMPRESSED, pa.int32()))
 
@@ -197,7 +197,7 @@ class RowEncoder:
         return {"keys": keys, "tags": tags, "unique_key": unique, "names": names, "values": values}
 
     def _check_text(self, name: str, texts: pa.Array, pattern: str, rows: pa.Array | None) -> None:
-        """Refuses characters that would end a key or a property early, and nulls in lists."""
+        """Refuses nulls in lists, and characters that separate keys or properties."""
         wrong = pc.match_substring_regex(texts, pattern)
         wrong = pc.fill_null(wrong, rows is not None)
         at = pc.index(wrong, True).as_py()
@@ -246,8 +246,8 @@ class RowEncoder:
     def _without_reserved(
         self, given: dict[str, pa.Array], keys: pa.Array, tags: pa.Array, names: pa.Array, values: pa.Array
     ) -> tuple[pa.Array, ...]:
-        """A DataFrame that was read has keys and tags among its properties too: they count if there is no column for
-        them."""
+        """Takes keys and tags from the properties if there is no column for them: a DataFrame that was read has them
+        there too."""
         found: list[tuple[Any, ...]] = []
         columns = (keys, tags, names, values)
         for row, (key, tag, name, value) in enumerate(zip(*(c.to_pylist() for c in columns), strict=True)):
@@ -269,7 +269,7 @@ class RowEncoder:
         )
 
     def _check_sizes(self, staged: pa.RecordBatch) -> None:
-        """The bounds of a property string and of a record, as the store's own checks will see them."""
+        """Checks the bounds of a property string and of a record, as the store does."""
         texts = SINK_PROPERTY_BYTES + 1
         sizes = pc.add(_bytes_of(staged["keys"], 1), _bytes_of(staged["names"], 2))
         sizes = pc.add(sizes, _bytes_of(staged["values"], 0))
@@ -302,8 +302,8 @@ def _bytes_of(lists: pa.Array, separator: int) -> pa.Array:
 
 
 def messages(batch: pa.RecordBatch, stamp: Callable[[int], str] | None, first: int) -> Iterator[Message]:
-    """The messages of a staged batch; `stamp` gives each the value of its SINK_PROPERTY, from the number of the first
-    one on."""
+    """The messages of a staged batch; `stamp` gives the value of SINK_PROPERTY for a message's number. `first` is the
+    first message's number."""
     rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
     for number, (topic, queue_id, body, keys, tags, unique, names, values, flag) in enumerate(rows, first):
         properties = dict(zip(names, values, strict=True))

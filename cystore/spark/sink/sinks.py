@@ -1,10 +1,10 @@
 """The notes of a sink: its complete batches, and an unfinished one, in config/sparkSinks/ID.json.
 
-The log itself shows how far a batch got, because each record names its sink, its batch and its number in it (property
-SPARK_BATCH). The note says where in the log to look, and which staged files belong to the batch. It is written,
-completely or not at all and durably, before the first record of a batch is appended and after all of them are durable.
-So a kill leaves either no trace of a batch, or a note of an unfinished one. The next commit appends its missing records
-from the same files.
+The log itself shows a batch's progress, because each record names its sink, its batch and its number in the batch
+(property SPARK_BATCH). The note has the batch's begin in the log, and its staged files. It is written durably,
+completely or not at all, before the first record of a batch is appended and after all its records are durable. So a
+kill leaves no trace of a batch, or the note of an unfinished batch. The next commit appends the missing records from
+the same files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOCK_BYTE = 0
 
 @dataclass(frozen=True)
 class Begun:
-    """A batch whose records may be in the log, all behind `position`: it consists of `files` in `folder`, in this
+    """A batch whose records may be in the log, all after `position`. It consists of `files` in `folder`, in this
     order."""
 
     batch: int
@@ -44,7 +44,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class SinkNote:
-    """`appended` are ranges of batches (both ends included) that are whole in the log, ascending."""
+    """`appended` has the ranges of batches (both ends included) that are complete in the log, ascending."""
 
     sink: str
     query: str | None = None
@@ -58,14 +58,14 @@ class SinkNote:
 
     @property
     def forgotten_below(self) -> int:
-        """Of batches below this one it is not known any more whether they were appended."""
+        """For batches below this number it is not known any more whether they were appended."""
         return self.appended[0][0] if len(self.appended) >= RANGES_MAX else 0
 
     def has(self, batch: int) -> bool:
         return any(first <= batch <= last for first, last in self.appended)
 
     def ended(self, batch: int) -> SinkNote:
-        """With one batch more that is whole, and none begun."""
+        """The note with one more complete batch, and none begun."""
         found: list[tuple[int, int]] = []
         for first, last in sorted([*self.appended, (batch, batch)]):
             if found and first <= found[-1][1] + 1:
@@ -87,7 +87,7 @@ class SinkLog:
         self.path = note_path(self.store.path, self.sink)
 
     def locked(self) -> ByteLock:
-        """A with block that waits for another commit of the same sink: of a driver that was thought dead, perhaps."""
+        """A with block that waits for another commit of the same sink, perhaps of a driver that was thought dead."""
         return locked_byte(self.path.with_suffix(".lock"), LOCK_BYTE)
 
     def read(self) -> SinkNote:
@@ -97,7 +97,8 @@ class SinkLog:
         files.write_whole(self.store.path, self.path, render(note), keep_last=False)
 
     def appended_of(self, begun: Begun) -> int:
-        """The number of a batch's records in the log: they were appended in their order, and a log is a prefix."""
+        """The number of a batch's records in the log. They were appended in their order, so they are the batch's first
+        records."""
         mark = f"{self.sink.id}:{begun.batch}:"
         within = f"{SINK_PROPERTY}\x01{mark}".encode()
         count = 0

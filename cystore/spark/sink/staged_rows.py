@@ -1,8 +1,8 @@
 """Staged rows: a task's rows for the commit, in files that the driver and every executor can reach.
 
-A file has its name from the beginning, and counts only if the task's message names it, with its size and its number of
-rows; it is durable before that. So a task that dies, or runs twice, leaves a file without a name in any message: the
-next commit of the same sink removes it.
+A file has its final name from the beginning. It counts only if the task's message names it, with its size and number of
+rows; the task makes it durable before that. If a task dies or runs twice, no message names its file, and the next
+commit of the same sink removes the file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class TaskMessage(WriterCommitMessage):
 
 
 def stage(folder: Path, batches: Iterable[pa.RecordBatch], encoder: RowEncoder) -> StagedFile | None:
-    """Writes a task's rows into a new file of the folder; None without rows. An error leaves no file behind."""
+    """Writes a task's rows into a new file of the folder; returns None if there are no rows. An error leaves no file
+    behind."""
     batches = (batch for batch in batches if batch.num_rows)
     first = next(batches, None)
     if first is None:
@@ -76,7 +77,7 @@ def stage(folder: Path, batches: Iterable[pa.RecordBatch], encoder: RowEncoder) 
 
 
 def check_staged(folder: Path, wanted: Iterable[StagedFile]) -> None:
-    """Raises StoreIOError for a file that the driver cannot see as the task left it."""
+    """Raises StoreIOError if the driver does not see a file as the task left it."""
     for file in wanted:
         path = folder / file.name
         with _opened(path) as fd:
@@ -86,8 +87,8 @@ def check_staged(folder: Path, wanted: Iterable[StagedFile]) -> None:
 
 
 def staged_batches(folder: Path, wanted: Iterable[StagedFile]) -> Iterator[pa.RecordBatch]:
-    """The staged rows, file after file. Raises StoreIOError, and StoreFormatError for a file that differs from what was
-    written."""
+    """The staged rows, file after file. Raises StoreIOError, and StoreFormatError for a file that differs from the
+    written one."""
     for file in wanted:
         path, rows = folder / file.name, 0
         try:
@@ -131,7 +132,7 @@ def clear_folder(folder: Path) -> None:
 
 
 def clear_dead(staging: Path) -> None:
-    """Removes folders of nameless jobs that have staged nothing for so long that they must be dead."""
+    """Removes folders of nameless jobs that have staged nothing for a long time, so they must be dead."""
     for entry in files.entries(staging):
         if not entry.name.startswith(ANONYMOUS):
             continue

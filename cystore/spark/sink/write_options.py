@@ -1,6 +1,6 @@
-"""Options of a write: its place, its topic and its writer, so that nothing is appended twice.
+"""Options of a write: its place, its topic and its writer. The writer's name keeps rows from being appended twice.
 
-Every user error is refused here, before anything is staged, with a StoreConfigError that names the option.
+This module refuses every user error before a task stages rows, with a StoreConfigError that names the option.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Sink:
 
     @property
     def id(self) -> str:
-        """Short, the same for the same name, and good for the name of a file."""
+        """A short text for file names, the same for the same name."""
         return hashlib.sha256(f"{self.kind}:{self.name}".encode()).hexdigest()[:16]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Writing a DataFrame or a stream: tasks stage (`write`), the driver commits or aborts."""
+"""Writes a DataFrame or a stream: tasks stage rows (`write`), the driver commits or aborts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXECUTION_ID, ROOT_EXECUTION_ID = "spark.sql.execution.id", "spark.sql.execution
 def staged_by_task(
     folder: Path, options: WriteOptions, batches: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
-    """The work of a task: it stages its rows."""
+    """A task's work: stages its rows."""
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()
     encoder = RowEncoder(options.topic, options.config, task)
@@ -39,12 +39,12 @@ def staged_by_task(
 
 
 def refuse_new_table() -> None:
-    """In a task. Raises StoreConfigError if its rows are those of a table that is being made, because nobody could read
-    that table.
+    """Called in a task. Raises StoreConfigError if the rows are for a table that is being made, because no query could
+    read that table.
 
-    Spark asks the source for the same writer with the same options whether save(path) writes, or saveAsTable with a
-    path. But it writes the rows of a new table in an execution of their own, within the one that makes the table. Spark
-    drops the table when its tasks fail. In foreachBatch every write is within the execution of the micro-batch."""
+    Spark asks for the same writer with the same options for save(path) and for saveAsTable with a path. But it writes
+    the rows of a new table in a separate execution, within the execution that makes the table. Spark drops the table if
+    its tasks fail. In foreachBatch, every write is within the execution of the micro-batch."""
     context = TaskContext.get()
     if context is None or context.getLocalProperty(QUERY_ID) is not None:
         return
@@ -58,7 +58,7 @@ def refuse_new_table() -> None:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One job. Made on the driver; its copies stage in tasks, and one of them commits."""
+    """The writer of one job. Spark makes it on the driver; copies of it stage rows in tasks, and one copy commits."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options.topic)
@@ -72,7 +72,7 @@ class BatchWriter(DataSourceArrowWriter):
         return staged_by_task(self._folder, self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when every task is done."""
+        """Commits the rows. Called on the driver when every task is done."""
         Commit(self._options, self._folder, all_there(messages), self._options.version).run()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -81,7 +81,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A query's. Spark makes one anew for each commit, so all that they share is the sink's name."""
+    """The writer of a query. Spark makes a new one for each commit, so they share only the sink's name."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options.topic)
@@ -95,7 +95,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return staged_by_task(self._folder, self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver, when every task of a micro-batch is done; the same batch may come again after a restart."""
+        """Commits a micro-batch. Called on the driver when all its tasks are done; after a restart, the same batch may
+        come again."""
         Commit(self._options, self._folder, all_there(messages), batchId).run()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

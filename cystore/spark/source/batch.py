@@ -1,4 +1,4 @@
-"""Reading a batch, with filters pushed down where Spark does that."""
+"""Reads a batch, with filters if Spark pushes them down."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from cystore.spark.source.reading import read_partition
 class _Push:
     """`pushFilters` of a reader that also works if Spark pushes no filters.
 
-    With spark.sql.python.filterPushdown.enabled off, Spark refuses a reader that overrides pushFilters, even one that
-    does not need it; it looks at the `__func__` of the bound method. So this calls ours and shows the original one.
+    With spark.sql.python.filterPushdown.enabled off, Spark refuses a reader that overrides pushFilters, even if the
+    reader does not need it. Spark checks the `__func__` of the bound method, so this object calls our method and shows
+    the original.
     """
 
     def __init__(self, push: Callable[[list[Filter]], Iterable[Filter]]) -> None:
@@ -43,8 +44,8 @@ class BatchReader(DataSourceReader):
     def pushFilters(self) -> _Push:
         """Uses the filters, if option filterPushdown is set; Spark evaluates all of them in any case.
 
-        Not by default: Spark 4.3 keeps a plan with its DataFrame, and reuses the plan with filters for a later query on
-        the same DataFrame that pushes none. That query would miss rows.
+        The option is off by default: Spark 4.3 keeps a plan with its DataFrame, and reuses a plan with filters for a
+        later query on the same DataFrame that pushes none. That query would miss rows.
         """
         return _Push(self._narrow)
 
@@ -54,7 +55,7 @@ class BatchReader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        """None if the filters can keep no row."""
+        """The filter of the rows; None if no row can match."""
         if self._rows is None:
             return []
         local = batch_partitions(self._options, self._rows, self._settings)

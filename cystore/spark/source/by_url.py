@@ -1,7 +1,6 @@
-"""Stores that are read by URL: from planning to the rows, without a store's host and without its folders on any
-executor.
+"""Stores that are read by URL, from the plan to the rows: no executor needs the store's host or its folders.
 
-A task reads whole segments, because only the store's host, or a walk, knows where records begin inside one.
+A task reads whole segments, because only the store's host, or a walk, knows where records begin inside a segment.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class UrlPartition(InputPartition):
 
 
 def url_partitions(options: ReadOptions, rows: RowFilter) -> list[InputPartition]:
-    """The partitions of a batch, of the segments that are sealed now."""
+    """The partitions of a batch: the segments that are sealed now."""
     places = options.urls()
     least = None if options.min_partitions is None else -(-options.min_partitions // max(1, len(places)))
 

@@ -1,9 +1,9 @@
 """The store that a stream follows, and its rows: the notes in an offset, and the checks of a restarted query.
 
-The id in a store's manifest identifies it. Its log is identified by one record that was read: the first of a segment,
-with its place, length, store timestamp and checksum. The record decides, because it is the log itself; a copied or
-rebuilt manifest proves nothing about the log. The id decides if that record cannot be read any more. Offsets of earlier
-versions have neither and get both with their next batch.
+The id in a store's manifest identifies the store. One record that was read identifies its log: the first record of a
+segment, with its place, length, store timestamp and checksum. The record decides, because it is the log itself; a
+copied or rebuilt manifest proves nothing about the log. If that record cannot be read any more, the id decides. Offsets
+of earlier versions have neither, and get both with their next batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ At = Mapping[str, Any]  # an offset's notes about one store
 
 
 def choice_of(options: ReadOptions) -> dict[str, Any]:
-    """The options that choose rows: under one checkpoint they stay as they are."""
+    """The options that choose rows: they must not change under one checkpoint."""
     found: dict[str, Any] = {
         "topic": sorted(options.topics),
         "subscribePattern": options.topic_pattern,
@@ -54,8 +54,8 @@ def _shown(choice: Mapping[str, Any]) -> str:
 
 
 def noted(snapshot: LogSnapshot, position: int, before: At | None = None) -> dict[str, Any]:
-    """The notes about a store for an offset with this position. At an unchanged position the noted record stays,
-    because a new offset would make an empty batch."""
+    """The notes about a store for an offset with this position. If the position is unchanged, the noted record stays
+    too, because a changed offset would make an empty batch."""
     found: dict[str, Any] = {ID: snapshot.store_id} if snapshot.store_id else {}
     if before is not None and before["position"] == position and LOG in before:
         return {**found, LOG: before[LOG]}
@@ -67,7 +67,7 @@ def noted(snapshot: LogSnapshot, position: int, before: At | None = None) -> dic
 
 
 def is_same(snapshot: LogSnapshot, at: At) -> bool | None:
-    """Whether a store is the one that an offset names; None if that is unknown."""
+    """Whether a store is the store that an offset names; None if that is unknown."""
     known, log_record = at.get(ID, ""), at.get(LOG)
     if log_record is not None and snapshot.minimum <= log_record[0] < snapshot.end:
         found = _record(snapshot, log_record[0])
@@ -79,7 +79,7 @@ def is_same(snapshot: LogSnapshot, at: At) -> bool | None:
 
 
 def _record(snapshot: LogSnapshot, base: int) -> list[int] | None:
-    """The first record of a segment; None without one, or if it is damaged."""
+    """The first record of a segment; None if there is none, or if it is damaged."""
     if not snapshot.minimum <= base < snapshot.end:
         return None
     try:
@@ -92,7 +92,7 @@ def _record(snapshot: LogSnapshot, base: int) -> list[int] | None:
 
 
 def another(path: str, at: At, snapshot: LogSnapshot) -> OffsetError:
-    """The error for a store other than the offset's."""
+    """The error for a store that is not the offset's."""
     return OffsetError(
         f"this is not the store that this query followed here (its id was {at.get(ID) or 'not known'}, this one's is "
         f"{snapshot.store_id or 'not known'}): the old store was deleted and made anew, or replaced. If it was "

@@ -1,7 +1,7 @@
-"""Option includeArchive: the archive and the log behind it, as one table.
+"""Option includeArchive: the archive and the later log as one table.
 
-The plan of a query fixes the border between the two. Cleaning only removes the log below it, so it does not disturb a
-plan; records that are archived later are read from the log.
+The plan of a query fixes the border between them. Cleaning only removes the log below the border, so it does not
+disturb a plan; records that are archived later are read from the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTITION_BYTES = 32 * 1024 * 1024  # of Parquet, a partition's worth of log
 
 @dataclass
 class ArchivePartition(InputPartition):
-    """The input of one task from an archive: files, and the damage of the log when they were made."""
+    """The input of one task from an archive: files, and the log's damage at the time when they were made."""
 
     store: str
     folder: str
@@ -35,7 +35,7 @@ class ArchivePartition(InputPartition):
     rows: RowFilter
 
     def read(self, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-        """Rows, and the rows or errors for damage by the settings."""
+        """The rows, and the rows or the error for damage, as the settings say."""
         settings = replace(settings, rows=self.rows)
         for begin, end, why in self.damaged:
             if settings.on_corruption == "fail":
@@ -53,8 +53,8 @@ class ArchivePartition(InputPartition):
 
 
 def archive_of(store: MessageStore, snapshot: LogSnapshot, options: ReadOptions) -> ArchiveContent | None:
-    """The archive mark of a store; None if the archive is not wanted, or does not exist. The snapshot was made before,
-    so the archive has the records that it lacks; raises OffsetError if not."""
+    """The archive mark of a store; None if the archive is not wanted, or does not exist. The snapshot must be older, so
+    the archive has the records that the snapshot lacks. Raises OffsetError if records are missing between them."""
     archived = store.archived() if options.include_archive else None
     if archived is None:
         return None
@@ -69,7 +69,7 @@ def archive_of(store: MessageStore, snapshot: LogSnapshot, options: ReadOptions)
 
 
 def border_of(content: ArchiveContent | None, snapshot: LogSnapshot) -> int:
-    """Below it the archive is read, from it on the log."""
+    """The border: rows below it come from the archive, rows from it on from the log."""
     return snapshot.minimum if content is None else min(content.archived.up_to, snapshot.end)
 
 

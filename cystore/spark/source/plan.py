@@ -1,6 +1,6 @@
 """From options to partitions, on the driver: the only place where stores are opened.
 
-A partition names segment files and where in them to read, so a task opens files and nothing else.
+A partition names segment files and ranges in them, so a task only opens files.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def selected(options: ReadOptions, snapshot: LogSnapshot | SealedLog) -> list[tu
 
 
 def base_filter(options: ReadOptions) -> RowFilter:
-    """The options' bounds on rows, without a look into a store."""
+    """The options' bounds on rows; reads no store."""
     return RowFilter(topics=options.topics, keys=options.keys, tags=options.tags, in_queue=options.in_queue)
 
 
@@ -75,9 +75,9 @@ def queue_rules(
     rows: RowFilter,
     archived: Mapping[tuple[str, int], int] | None = None,
 ) -> RowFilter:
-    """`rows` with what bounds and choices mean for each queue. Raises StoreConfigError for offsets that are not those
-    of all chosen queues, OffsetError for offsets that were removed and are not `archived` (where each queue begins in
-    the archive)."""
+    """`rows` with the rules of bounds and choices for each queue. Raises StoreConfigError if offsets do not name
+    exactly the chosen queues, OffsetError for offsets that were removed and are not in the archive (`archived`: the
+    first offset of each queue there)."""
     starting, ending = options.starting, options.ending
     times = (
         rows.times_ms[0] if starting.timestamp_ms is None else max(rows.times_ms[0], starting.timestamp_ms),
@@ -118,7 +118,7 @@ def _of(bounds: PerQueue | None, topic: str, queue_id: int, otherwise: int) -> i
 
 
 def check_named(which: str, bound: Bound, queues: list[tuple[str, int]]) -> None:
-    """As in Kafka: offsets by partition name each partition that is read, and no other."""
+    """Checks, as Kafka does, that offsets by partition name each partition that is read, and no other."""
     if bound.per_queue is None:
         return
     missing, unknown = set(queues) - set(bound.per_queue), set(bound.per_queue) - set(queues)
@@ -138,7 +138,7 @@ def check_loss(
     snapshot: LogSnapshot | SealedLog,
     archived: Mapping[tuple[str, int], int] | None = None,
 ) -> None:
-    """Offsets that are asked for and not there any more, or not yet."""
+    """Raises OffsetError for requested offsets that do not exist any more, or not yet."""
     for bound in (options.starting, options.ending):
         for (topic, queue_id), offset in (bound.offsets or {}).items():
             found = snapshot.queue_ranges[topic, queue_id]
@@ -153,13 +153,13 @@ def check_loss(
 
 
 def worth_bytes(settings: ReadSettings) -> int:
-    """How much log is worth a task, by the columns that are wanted."""
+    """The bytes of log that are worth a task, by the wanted columns."""
     only_numbers = all(pa.types.is_primitive(kind) for kind in settings.schema.types)
     return NUMBERS_PIECE_BYTES if only_numbers else PIECE_BYTES
 
 
 def share_bytes(worth: int, total_bytes: int, options: ReadOptions) -> int:
-    """How much log is worth a task where so many bytes are read in all: less than `worth` where cores would be idle
+    """The bytes of log that are worth a task in a read of `total_bytes`: less than `worth` if cores would be idle
     otherwise."""
     cores = options.cores or len(os.sched_getaffinity(0))
     return max(worth // CORES_SHARE, min(worth, -(-total_bytes // cores)))
@@ -168,8 +168,8 @@ def share_bytes(worth: int, total_bytes: int, options: ReadOptions) -> int:
 def piece_bytes(
     total_bytes: int, min_partitions: int | None, worth: int | None = None, stores: int = 1
 ) -> int:
-    """The size of a partition: large enough to be worth a task, small enough for the number of partitions that was
-    asked for. `total_bytes` is the size of one store; there are so many `stores`."""
+    """The size of a partition: large enough to be worth a task, small enough for the requested number of partitions.
+    `total_bytes` is the size of one store; `stores` is the number of stores."""
     size = max(worth or PIECE_BYTES, total_bytes * stores // PARTITIONS_MAX)
     return size if min_partitions is None else max(1, min(size, total_bytes // min_partitions))
 
@@ -182,7 +182,8 @@ def partitions_of(
     worth: int | None = None,
     stores: int = 1,
 ) -> list[LogPartition]:
-    """Ranges of one store (of so many), cut and packed; each partition begins with a record."""
+    """The partitions of one store, from its ranges; each partition begins with a record. `stores` is the number of
+    stores in the read."""
     total = sum(part.size_bytes for part in ranges)
     size, at_most = piece_bytes(total, least, worth, stores), least is not None
     pieces = (
@@ -196,7 +197,7 @@ def partitions_of(
 
 
 def batch_partitions(options: ReadOptions, rows: RowFilter, settings: ReadSettings) -> list[InputPartition]:
-    """The partitions of a batch; each store is read up to the end that was published when it was planned."""
+    """The partitions of a batch; each store is read up to its published end at the time of the plan."""
     worth = smallest = worth_bytes(settings)
     paths = options.paths()
     least = None if options.min_partitions is None else -(-options.min_partitions // max(1, len(paths)))
@@ -220,7 +221,7 @@ def batch_partitions(options: ReadOptions, rows: RowFilter, settings: ReadSettin
 
 
 def together(partitions: Iterable[LogPartition], worth: int) -> Iterator[LogPartition]:
-    """The rests of several stores in one partition, where they are read in the same way."""
+    """Joins small partitions of several stores that are read in the same way."""
     for _, alike in groupby(partitions, key=lambda partition: partition.rows):
         found = list(alike)
         yield from (one for one in found if one.size_bytes >= worth)

@@ -1,6 +1,6 @@
-"""Filters that Spark pushes down, as bounds on the reading.
+"""Filters that Spark pushes down, as bounds on the read.
 
-Spark evaluates every one of them again, so a bound must only never remove a row that the filter would keep.
+Spark evaluates every filter again, so a bound may admit too many rows, but must not remove a row that the filter keeps.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _values(one: Filter, kind: type) -> tuple[Any, ...] | None:
 
 
 def _bounds(one: Filter, is_time: bool) -> tuple[int, int] | None:
-    """[begin, end) that holds every value which the filter keeps."""
+    """[begin, end) that contains every value that the filter keeps."""
     if isinstance(one, In):
         values = [value for value in one.value if value is not None]
     elif isinstance(

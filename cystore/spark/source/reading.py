@@ -24,7 +24,7 @@ def known_columns(options: ReadOptions) -> dict[str, pa.DataType]:
 
 
 def chosen_columns(options: ReadOptions) -> dict[str, pa.DataType]:
-    """Those that option `columns` names, in its order; all without it. Raises StoreConfigError."""
+    """The columns of option `columns`, in its order; without the option, all. Raises StoreConfigError."""
     known = known_columns(options)
     unknown = [name for name in options.columns if name not in known]
     if unknown or len(set(options.columns)) != len(options.columns):
@@ -35,8 +35,8 @@ def chosen_columns(options: ReadOptions) -> dict[str, pa.DataType]:
 
 
 def read_settings(options: ReadOptions, schema: StructType) -> ReadSettings:
-    """For the columns of a schema, all or chosen with `.schema(...)`. Raises StoreConfigError for others, and other
-    types."""
+    """The settings for the columns of a schema: all columns, or those of `.schema(...)`. Raises StoreConfigError for
+    unknown columns and other types."""
     known = known_columns(options)
     chosen = chosen_columns(options)
     if options.columns and set(schema.fieldNames()) != set(chosen):
@@ -65,7 +65,7 @@ def read_settings(options: ReadOptions, schema: StructType) -> ReadSettings:
 def read_partition(
     partition: InputPartition, settings: ReadSettings, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
-    """A task's record batches, with the very types that Spark expects."""
+    """A task's record batches, with exactly the types that Spark expects."""
     if isinstance(partition, LogPartition):
         batches = read_ranges(partition.ranges, replace(settings, rows=partition.rows))
     elif isinstance(partition, (ArchivePartition, UrlPartition)):

@@ -1,6 +1,6 @@
-"""A stream whose options are refused: it says so where Spark hears it.
+"""A stream whose options are refused: it raises the error at a call whose errors Spark reports.
 
-Spark 4.3 calls `stop` of the reader when making it fails, finds none, and reports that instead of the error.
+If the making of a reader fails, Spark 4.3 calls `stop` of the missing reader, and reports that failure instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The begin of a read with a starting timestamp: each partition's first message at or after it, and the error for a
 partition without one.
 
-Reads only the log and its queues, as far as necessary, so a crash leaves nothing behind.
+This module only reads the log and its queues, so a crash leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def check_matched(
     end: int,
     archive: ArchiveContent | None = None,
 ) -> None:
-    """As in Kafka: each partition that is read has a message at or after its starting timestamp, below `end` or
-    archived, unless startingOffsetsByTimestampStrategy is latest. Raises OffsetError for the first one that has none;
-    one without a message has none."""
+    """Checks, as Kafka does, that each partition that is read has a message at or after its starting timestamp, below
+    `end` or archived. Raises OffsetError for the first partition without such a message, or without any message. No
+    check if startingOffsetsByTimestampStrategy is latest."""
     starting = options.starting
     if options.starting_strategy == "latest":
         return
@@ -61,8 +61,8 @@ def check_matched(
 def _unmatched(
     snapshot: LogSnapshot, times_ms: PerQueue, end: int, archive: ArchiveContent | None
 ) -> set[Queue]:
-    """The queues without a message at or after their time. The last entry of a queue decides where times ascend; else
-    the log is asked, and always for what no queue has yet."""
+    """The queues without a message at or after their time. If times ascend, the last entry of a queue decides.
+    Otherwise the log is searched; the undispatched part of the log is always searched."""
     behind: PerQueue = {}
     anywhere: PerQueue = {}
     for queue, at_ms in times_ms.items():
@@ -93,7 +93,7 @@ def _from(queue: Queue, at_ms: int) -> tuple[str, int, int, int, int, int]:
 
 def first_at(snapshot: LogSnapshot, times_ms: PerQueue, begin: int, end: int) -> PerQueue:
     """The offset of each queue's first message in [begin, end) that was stored at or after its time; queues without
-    one are left out. The log is asked: it may be ahead of the queues."""
+    such a message are left out. Searches the log, because it may be ahead of the queues."""
     found: PerQueue = {}
     if not times_ms:
         return found
@@ -110,7 +110,7 @@ def first_at(snapshot: LogSnapshot, times_ms: PerQueue, begin: int, end: int) ->
 def rows_of(
     snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, columns: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of wanted records, for planning: what is damaged or gone is left to the read."""
+    """Columns of wanted records, for the plan; the read itself handles damaged or removed records."""
     settings = ReadSettings(
         columns=columns,
         rows=rows,

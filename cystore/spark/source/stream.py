@@ -1,4 +1,4 @@
-"""Reading a stream: micro-batches between positions of each store's log.
+"""Reads a stream: micro-batches between positions of each store's log.
 
 An offset has, for each store, the physical offset of a record and the identity of the store: {"stores":
 {PATH: {"position": N, "id": ID, "log": RECORD, ...}}, "reads": OPTIONS}. No stream reads beyond the flushed position.
@@ -50,9 +50,9 @@ Offset = dict[str, Any]
 
 
 class Stores:
-    """Opens a store for one look at a time. A store that no other process has open is recovered into memory for the
-    look; that handle is reused until the store's directory changes. A store in use is closed at once, so that its last
-    user can shut it down."""
+    """Opens a store for one read of its state at a time. A store that no other process has open is recovered into
+    memory; that handle is reused until the store's directory changes. A store in use is closed at once, so that its
+    last user can shut it down."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -173,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(found)
 
     def _backlog(self, path: str, at: Offset | None, rows: int | None) -> int:
-        """The unread part: bytes of log, or, with a limit of `rows`, the number of rows up to that limit."""
+        """The unread part's size: bytes of log, or, with a limit of `rows`, the number of rows up to that limit."""
         with self._look(path) as snapshot:
             before = self._followed(path, snapshot, at) or {"position": snapshot.minimum}
             first, last = self._room(path, snapshot, before["position"])
@@ -339,7 +339,7 @@ def _end(snapshot: LogSnapshot) -> int:
 
 
 def _after_rows(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, count: int) -> tuple[int, int]:
-    """The begin of the first record behind `count` wanted records, at most `end`; and the number of wanted records
+    """The begin of the first record after `count` wanted records, at most `end`; and the number of wanted records
     before it."""
     left = count
     for places in _places(snapshot, begin, end, rows):
@@ -350,8 +350,8 @@ def _after_rows(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, co
 
 
 def _before_bytes(snapshot: LogSnapshot, begin: int, end: int, size: int) -> int:
-    """The begin of the last record that begins at most `size` bytes behind `begin`. If the first record is larger, the
-    begin of the second."""
+    """The begin of the last record that begins at most `size` bytes after `begin`. If the first record is larger, the
+    begin of the second record."""
     best = begin
     if end - begin <= size:
         return end

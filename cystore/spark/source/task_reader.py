@@ -1,5 +1,5 @@
-"""Reading attempts of tasks instead of messages (option `taskAttempts`): each task computes them from its part of the
-log."""
+"""Reads attempts of tasks instead of messages (option `taskAttempts`): each Spark task computes them from its part of
+the log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ = from_arrow_schema(pa.schema([(name, COLUMNS[name]) for name in attempts.
 
 
 def attempts_schema(options: ReadOptions) -> StructType:
-    """The columns of attempts. Raises StoreConfigError for options that say other things about columns or topics."""
+    """The columns of attempts. Raises StoreConfigError for options that name other columns or topics."""
     if options.columns or options.on_corruption == "column":
         raise StoreConfigError(
             "taskAttempts has columns of its own: leave out columns and onCorruption=column"
@@ -34,7 +34,7 @@ def attempts_schema(options: ReadOptions) -> StructType:
 
 
 class AttemptReader(BatchReader):
-    """Plans as for messages of the lifecycle log; each task yields attempts."""
+    """Makes the plan for messages of the lifecycle log; each Spark task yields attempts."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         if schema != attempts_schema(options):
@@ -52,6 +52,6 @@ class AttemptReader(BatchReader):
         """The attempts of one partition."""
         messages = read_partition(partition, self._settings, _READ)
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        # A message stored just before the end may stand behind it in another queue, so times are looked at once more.
+        # In another queue, a message stored just before the end may follow it, so times are checked again.
         for batch in attempts.attempts(messages, self._end_ms):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
