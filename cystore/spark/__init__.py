@@ -1,7 +1,7 @@
 """The store in Apache Spark: `spark.read.format("cystore").load(path)`, and the same as a stream.
 
-Nothing needs to be registered: Spark finds the module pyspark_cystore by its name. `table`, `count` and `views` are
-shorter ways to it.
+A program registers nothing: Spark finds the module pyspark_cystore by its name. `table`, `count` and `views` are
+shortcuts.
 
 May import `cystore.spark.jobs` and what is below it: docs/architecture.md.
 """
@@ -18,7 +18,7 @@ __all__ = ["count", "table", "views"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when they are used: most modules of this package do without."""
+    """Loads a function of `__all__` at its first use: most modules of this package do not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("cystore.spark.frames"), name)

@@ -1,8 +1,8 @@
 """`python -m cystore.spark JOB ...`: jobs over whole stores, on Spark.
 
-A job is a module of cystore.spark.jobs with HELP, `add_arguments(parser)`, `run(options)`, which gets a function for
-progress as `options.report` and returns its summary, and, if it can find something wrong, `exit_code(summary)`. Its
-docstring is its help.
+A job is a module of cystore.spark.jobs with HELP, `add_arguments(parser)` and `run(options)`, which returns a summary;
+`options.report` is its function for progress. A job that can find damage also has `exit_code(summary)`. The module's
+docstring is the job's help.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one job and prints its summary. Exit codes are those of the command `cystore`: 0 done, 1 damage found, 2 an
-    error, which one line on standard error names, 130 ended by Ctrl-C."""
+    error (one line on standard error names it), 130 ended by Ctrl-C."""
     whole_streams()
     _log_no_interrupt()
     options = build_parser().parse_args(arguments)
@@ -89,15 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _log_no_interrupt() -> None:
-    """Ctrl-C in a call of Spark's JVM is no error, but py4j logs it as one with a traceback. A host's own logging stays
-    as it is."""
+    """Keeps Ctrl-C out of the log: in a call of Spark's JVM, py4j logs it as an error with a traceback. The host
+    program's own logging does not change."""
     handler = logging.StreamHandler()
     handler.addFilter(_is_no_interrupt)
     logging.basicConfig(handlers=[handler])
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Whether a log record is of no error that Ctrl-C led to."""
+    """Whether a log record has no error that Ctrl-C caused."""
     error = record.exc_info[1] if record.exc_info else None
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
@@ -112,8 +112,8 @@ def _failed(job: str, text: str) -> int:
 
 
 def cause(error: BaseException) -> str:
-    """The cause of a failure, taken from Spark's long report of it: the last named error of the store, else Java's
-    own message, else the first line."""
+    """The cause of a failure, taken from Spark's long report: the last error of the store, otherwise Java's own
+    message, otherwise the first line."""
     text = str(error)
     ours = OURS.findall(text)
     if ours:
@@ -124,7 +124,7 @@ def cause(error: BaseException) -> str:
 
 
 class _PipeClosedError(Exception):
-    """Nobody reads the summary."""
+    """The reader of the summary has closed the pipe."""
 
 
 def _show(summary: dict[str, Any], *, as_json: bool) -> None:

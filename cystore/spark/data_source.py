@@ -35,12 +35,11 @@ class CystoreDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format(...)` and behind `USING`."""
+        """The name in `format(...)` and after `USING`."""
         return "cystore"
 
     def schema(self) -> StructType:
-        """All columns, or those of option `columns`. Bad options and missing stores are refused here, so `load`
-        refuses them."""
+        """All columns, or those of option `columns`. Refuses bad options and missing stores, so that `load` does."""
         options = parse_any(self.options)
         options.check_places()
         if options.task_attempts:
@@ -59,7 +58,7 @@ class CystoreDataSource(DataSource):
         return BatchReader(options, read_settings(options, schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Reads micro-batches. Wrong options are an error when the query starts."""
+        """Reads micro-batches. Wrong options raise an error when the query starts."""
         try:
             options = parse(tables.read_options(self.options, schema), stream=True)
             return StreamReader(options, read_settings(options, schema), schema)

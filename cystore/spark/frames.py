@@ -31,9 +31,9 @@ def table(
     key: Names = (),
     **options: Any,
 ) -> DataFrame:
-    """The messages of a store (or of all that a glob or URL names) as a DataFrame: of one `topic` or several, with
-    the `columns` named (default: all), and only those with one of the `tags`, or `key`. `options` are others of the
-    source. Raises StoreConfigError."""
+    """The messages of a store (or of all stores of a glob or URL) as a DataFrame: of one `topic` or several, with the
+    named `columns` (default: all), and only those with one of the `tags`, or `key`. `options` are further options of
+    the source. Raises StoreConfigError."""
     given = {name: str(value) for name, value in options.items()}
     for name, value in (("topic", topic), ("columns", columns), ("tags", tags), ("key", key)):
         if value != () and value != []:
@@ -44,7 +44,7 @@ def table(
 
 
 def count(spark: SparkSession, path: Place, topic: Names = (), **options: Any) -> int:
-    """The number of messages of `table` with these arguments. Decodes one number of each, and nothing else."""
+    """The number of messages of `table` with these arguments. Decodes only one number of each message."""
     return table(spark, path, topic, **{**options, "columns": COUNTED}).count()
 
 
@@ -57,8 +57,8 @@ def views(
     columns: Names = (),
     **options: Any,
 ) -> dict[str, str]:
-    """Registers a temporary view for each topic (default: all that the store has now), called like the topic behind
-    `prefix`. Returns the names by topic, quoted as SQL wants them. Each view has the `columns` named. Raises
+    """Registers a temporary view for each topic (default: all topics that the store has now). A view's name is `prefix`
+    and the topic. Each view has the named `columns`. Returns the views' names by topic, quoted for SQL. Raises
     StoreConfigError."""
     names = _topics(path, options) if topics is None else list(topics)
     made = {}
@@ -69,7 +69,7 @@ def views(
 
 
 def _topics(path: Place, options: dict[str, Any]) -> list[str]:
-    """Of the stores that a path names, which must be on this host."""
+    """The topics of the stores that a path names; the stores must be on this host."""
     parsed = parse(
         {**{name: str(value) for name, value in options.items()}, "path": os.fspath(path)}, stream=False
     )
@@ -90,7 +90,7 @@ def _listed(name: str, value: Names) -> str:
 
 
 def cores_of(spark: SparkSession) -> int:
-    """The number of tasks that run at once, as far as Spark says."""
+    """The number of tasks that run at once, if Spark tells it; otherwise the number of this host's processors."""
     try:
         return max(1, int(spark.sparkContext.defaultParallelism))
     except (PySparkAttributeError, PySparkNotImplementedError):  # Spark Connect has no context

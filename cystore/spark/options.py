@@ -1,6 +1,6 @@
-"""Options of a read, with the names and meanings of Spark's Kafka source where it has one.
+"""Options of a read. They have the names and meanings of Spark's Kafka source, if it has such an option.
 
-Every user error is refused here, before anything is opened, with a StoreConfigError that names the option.
+This module refuses every user error before it opens anything, with a StoreConfigError that names the option.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from cystore.errors import StoreConfigError, StoreFormatError
 EARLIEST, LATEST = -2, -1  # in offsets by topic and partition, as in Kafka
 SETTING_PREFIX = "cystore."
 STORAGE_PREFIX = "fs."
-HIDDEN_PREFIX = "secret."  # behind STORAGE_PREFIX: Spark then hides the value
-STRATEGY = "startingOffsetsByTimestampStrategy"  # where nothing was stored from a starting timestamp on
+HIDDEN_PREFIX = "secret."  # after STORAGE_PREFIX: Spark then hides the value
+STRATEGY = (
+    "startingOffsetsByTimestampStrategy"  # for partitions without a message at or after a starting timestamp
+)
 StartingStrategy = Literal["error", "latest"]
 PerQueue = dict[tuple[str, int], int]
 
@@ -35,7 +37,7 @@ NAMES = (
     *("onCorruption", "checkChecksum", "includeTransactions", "includeArchive", "filterPushdown"),
     *("sealedSegments", "storeMoved", "columns", "tags", "cores", "taskAttempts"),
 )
-# Options of pyarrow's file systems that are no secret. Whatever is not here may be one.
+# Options of pyarrow's file systems that are no secret. Every other option may be a secret.
 HARMLESS = frozenset(
     {"region", "endpoint_override", "scheme", "anonymous", "role_arn", "session_name", "background_writes"}
     | {"request_timeout", "connect_timeout", "load_frequency", "retry_strategy", "retry_time_limit"}
@@ -45,11 +47,11 @@ HARMLESS = frozenset(
     | {"tls_ca_file_path", "host", "port", "user", "username", "replication", "buffer_size"}
     | {"default_block_size", "default_bucket_location"}
 )
-NAME_OF_SECRET = "access_key"  # says which secret is meant, and is none
+NAME_OF_SECRET = "access_key"  # names a secret, and is none itself
 # The names whose values Spark hides in plans and event logs, by its own default (spark.redaction.regex).
 HIDDEN_BY_SPARK = re.compile("secret|password|token", re.IGNORECASE)
-# Options that a table made by SQL adds: except the place they say nothing about reading (and each option again, as
-# option.NAME).
+# Options that Spark adds for a table made by SQL; only the place matters for a read. (Spark also adds each option again
+# as option.NAME.)
 OF_SQL = frozenset(
     {"location", "provider", "owner", "comment", "external", "is_managed_location", "collation"}
 )
@@ -62,8 +64,7 @@ BATCH_ONLY = (
 
 @dataclass(frozen=True)
 class Bound:
-    """Where reading begins or ends: everywhere (`offset`: EARLIEST or LATEST), at a time, or for each queue by
-    itself."""
+    """The begin or end of a read: for all queues alike (`offset`: EARLIEST or LATEST), at a time, or by queue."""
 
     offset: int | None = None
     timestamp_ms: int | None = None
@@ -101,7 +102,7 @@ class ReadOptions:
     filter_pushdown: bool = False
     sealed: bool = False
     task_attempts: bool = False
-    moved: Mapping[str, str] = field(default_factory=dict)  # where stores were, and where they are now
+    moved: Mapping[str, str] = field(default_factory=dict)  # old paths of stores, with their present paths
     settings: Mapping[str, Any] = field(default_factory=dict)
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold credentials
 
@@ -111,8 +112,7 @@ class ReadOptions:
         in_parallel(lambda place: place[0].check_folder(place[1]), self.urls())
 
     def urls(self) -> list[tuple[ObjectStore, str]]:
-        """The stores that are read by URL, of their sealed segments. Raises StoreFormatError for a pattern that
-        nothing matches."""
+        """The stores whose sealed segments are read by URL. Raises StoreFormatError for a pattern without a match."""
         found = {}
         for pattern in self.patterns:
             if not self._by_url(pattern):
@@ -195,7 +195,7 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
 
 
 def parse_any(given: Mapping[str, str]) -> ReadOptions:
-    """For code that does not know yet whether it reads a batch or a stream. Raises StoreConfigError."""
+    """`parse` for a caller that does not know yet whether the read is a batch or a stream. Raises StoreConfigError."""
     names = {name.lower() for name in given}
     stream = any(name.lower() in names for name in STREAM_ONLY)
     try:
@@ -203,11 +203,11 @@ def parse_any(given: Mapping[str, str]) -> ReadOptions:
     except StoreConfigError:
         if stream or not names & {name.lower() for name in NAMES if name.startswith("starting")}:
             raise
-        return parse(given, stream=True)  # a stream may begin with latest
+        return parse(given, stream=True)  # a stream may begin at latest
 
 
 def settings_of(options: dict[str, str]) -> dict[str, Any]:
-    """Takes the options out that are settings of the store."""
+    """Removes the settings of the store from `options`, and returns them."""
     found = {}
     for name in [name for name in options if name.startswith(SETTING_PREFIX)]:
         setting, value = StoreConfig.parse_setting(f"{name.removeprefix(SETTING_PREFIX)}={options.pop(name)}")
@@ -216,13 +216,13 @@ def settings_of(options: dict[str, str]) -> dict[str, Any]:
 
 
 def may_be_secret(name: str) -> bool:
-    """Whether the value of a file system's option may be a secret, or the name of one."""
+    """Whether the value of a file system's option may be a secret, or the name of a secret."""
     return name not in HARMLESS
 
 
 def _storage_of(options: dict[str, str]) -> dict[str, str]:
-    """Takes the options out that are of the file system of URLs. Raises StoreConfigError for one that may be a secret
-    and that Spark would show in its plans."""
+    """Removes the options of the URLs' file system from `options`, and returns them. Raises StoreConfigError for an
+    option that may be a secret and that Spark would show in its plans."""
     found = {}
     for option in [option for option in options if option.startswith(STORAGE_PREFIX)]:
         name = option.removeprefix(STORAGE_PREFIX)
@@ -351,7 +351,8 @@ def _ending(options: dict[str, str]) -> Bound:
 
 
 def _bound(options: dict[str, str], which: str, default: int) -> Bound:
-    """As in Kafka a timestamp goes before timestamps by partition, and those before offsets."""
+    """The bound by the options. As in Kafka, a timestamp overrides timestamps by partition, and these override
+    offsets."""
     at = options.get(f"{which}timestamp")
     by_time = options.get(f"{which}offsetsbytimestamp")
     offsets = options.get(f"{which}offsets")

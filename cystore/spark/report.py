@@ -1,7 +1,7 @@
 """Numbers of tasks from the lifecycle log: by task name and hour, the most frequent failures, the longest workflows.
 
-`hourly`, `daily`, `names`, `workers`, `tracebacks` and `workflows` are DataFrames over `task_runs`; given
-`task_events`, they make the runs by themselves. `live` is the hourly table as a stream of events.
+`hourly`, `daily`, `names`, `workers`, `tracebacks` and `workflows` give DataFrames over `task_runs`; from
+`task_events`, they first make the runs. `live` is the hourly table over a stream of events.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ COUNTS = ("count", "failed", "failure_rate", "retried")
 
 
 def hourly(runs: DataFrame) -> DataFrame:
-    """By `name` and `hour` in which attempts ended: `count` of runs, `failed`, `failure_rate` (0 to 1), `retried`,
-    and percentiles in seconds of the runtime and of the wait between a message's sending and the moment when the
-    task's code began."""
+    """Numbers by `name` and the `hour` in which attempts ended: `count` of runs, `failed`, `failure_rate` (0 to 1),
+    `retried`, and percentiles, in seconds, of the runtime and of the wait. The wait is the time from a message's
+    sending to the begin of the task's code."""
     return _numbers(runs, "name", hour=F.timestamp_seconds(F.floor(F.unix_seconds("ended") / 3600) * 3600))
 
 
 def daily(runs: DataFrame) -> DataFrame:
-    """The same numbers by `name` and `date` (UTC) on which attempts ended."""
+    """The same numbers by `name` and the `date` (UTC) on which attempts ended."""
     days = F.floor(F.unix_seconds("ended") / 86400).cast("int")
     return _numbers(runs, "name", date=F.date_from_unix_date(days))
 
 
 def names(runs: DataFrame) -> DataFrame:
-    """The same numbers by `name`, those that ran most often first."""
+    """The same numbers by `name`, the most frequent first."""
     return _numbers(runs, "name").orderBy(F.desc("count"), "name")
 
 
 def workers(runs: DataFrame) -> DataFrame:
-    """The same numbers by `worker`, those that ran most first."""
+    """The same numbers by `worker`, the worker with the most runs first."""
     return _numbers(runs, "worker").orderBy(F.desc("count"), "worker")
 
 
@@ -67,7 +67,7 @@ def _run_numbers() -> list[Column]:
 
 
 def _percentiles(name: str, of: Column) -> Column:
-    """All of them as one list: each number is looked at once."""
+    """All percentiles as one list, so that Spark visits each number once."""
     return F.percentile_approx(of, list(PERCENTILES), ACCURACY).alias(f"{name}_percentiles")
 
 
@@ -99,7 +99,7 @@ def tracebacks(runs: DataFrame, top: int = 20) -> DataFrame:
 
 
 def workflows(runs: DataFrame, top: int = 20) -> DataFrame:
-    """A row for each root task and all its descendants: `name` of the root, `begin`, `seconds` until the last of them
+    """A row for each root task and all its descendants: `name` of the root, `begin`, `seconds` until the last task
     ended, `tasks`, `failed`. The longest come first."""
     begin = F.min(F.least("sent", "received", "started", "ended"))
     last = F.max(F.when(F.col("outcome") != RETRIED, F.col("ended")))

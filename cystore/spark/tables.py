@@ -1,8 +1,8 @@
-"""Options of a table that SQL made, which Spark 4.3 does not give back when the table is read.
+"""Options of a table made by SQL: Spark 4.3 does not give them to the source when it reads the table.
 
-Spark keeps the columns that the source named when the table was made, so the table's options lie in the metadata of its
-first column. Spark copies metadata with a column: into the plans, schemas and files of every query on the table. So it
-must not contain a secret, and a read or write that names a store of its own never looks at it.
+Spark keeps the columns that the source named when the table was made, so this module puts the table's options into the
+metadata of its first column. Spark copies metadata with a column: into the plans, schemas and files of every query on
+the table. So the metadata must not contain a secret, and a read or write that names its own store ignores it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLACES = frozenset({"path", "paths", "location"})
 
 
 def is_table(options: Mapping[str, str]) -> bool:
-    """Whether Spark asks for the columns of a table that is being made."""
+    """Whether Spark asks for the columns of a table that it is making."""
     return "provider" in options
 
 
@@ -44,7 +44,7 @@ def remember(options: Mapping[str, str], schema: StructType) -> None:
 
 
 def remembered(schema: StructType) -> dict[str, str]:
-    """The options of the table that a schema's first column came from; none if it came from no table."""
+    """The options of the table from which a schema's first column came; empty if it came from no table."""
     if not schema.fields:
         return {}
     found: dict[str, str] = json.loads((schema.fields[0].metadata or {}).get(METADATA, "{}"))
@@ -52,13 +52,13 @@ def remembered(schema: StructType) -> dict[str, str]:
 
 
 def names_place(options: Mapping[str, str]) -> bool:
-    """Whether options say by themselves which store is meant."""
+    """Whether the options name a store."""
     return any(name.lower() in _PLACES for name in options)
 
 
 def read_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """Options of a read. Those of a table count only where the call names no store. Raises StoreConfigError for a
-    table without any."""
+    """Options of a read. A table's options count only if the call names no store. Raises StoreConfigError for a table
+    without options."""
     if names_place(options):
         return dict(options)
     kept = remembered(schema)
@@ -73,8 +73,8 @@ def read_options(options: Mapping[str, str], schema: StructType) -> dict[str, st
 
 
 def write_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """Options of a write, which are the call's alone. Raises StoreConfigError where it names no store, as INSERT and
-    CREATE TABLE AS SELECT cannot, and for the columns of a table made by SQL: the rows come from it, or it is the
+    """Options of a write: only those of the call. Raises StoreConfigError if the call names no store (INSERT and CREATE
+    TABLE AS SELECT cannot name one), and for the columns of a table made by SQL, which is the source of the rows or the
     target."""
     if not names_place(options):
         raise StoreConfigError(

@@ -1,7 +1,7 @@
-"""The lifecycle log of Celery tasks (topic `celery_events`) as a DataFrame: one row for each thing that happened to a
-task.
+"""The lifecycle log of Celery tasks (topic `celery_events`) as a DataFrame: one row for each event of a task.
 
-The layout is that of `cystore.celery.base.events`, which needs Celery to be imported; executors need not have it.
+The layout is that of `cystore.celery.base.events`. That module imports Celery, which executors may lack, so this module
+does not import it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SCHEMA = f"time TIMESTAMP, event STRING, name STRING, task_id STRING, root_id ST
 
 
 def task_events(reader: Any, paths: str | Sequence[str], **options: str) -> DataFrame:
-    """Events of the tasks of one store or several. `reader` is `spark.read` or `spark.readStream`, `options` are
-    those of the source.
+    """Events of the tasks of one store or several. `reader` is `spark.read` or `spark.readStream`; `options` are
+    options of the source.
 
-    Columns: SCHEMA. Details are null where not known; `retries` is 0 then, and `requeue` false.
+    Columns: SCHEMA. Unknown details are null, except `retries` (0) and `requeue` (false).
     """
     found = reader.format("cystore").schema(COLUMNS).options(**{"topic": TOPIC, **options})
-    # A stream reader takes one path only; the option takes what `load` of a batch does.
+    # A stream reader takes only one path, as an option; `load` of a batch reader takes several.
     rows = found.option("path", paths).load() if isinstance(paths, str) else found.load(list(paths))
     details = F.from_json(F.col("value").cast("string"), DETAILS)
     root = F.try_element_at(F.filter("keys", lambda key: key.startswith(ROOT)), F.lit(1))
@@ -58,7 +58,7 @@ def task_events(reader: Any, paths: str | Sequence[str], **options: str) -> Data
 
 
 def _id(key: Column) -> Column:
-    """The id that a key stands for: percent-encoded, where + is itself."""
+    """The id in a key: percent-decoded; a + stays a +."""
     return F.when(key.contains("%"), F.try_url_decode(F.replace(key, F.lit("+"), F.lit("%2B")))).otherwise(
         key
     )

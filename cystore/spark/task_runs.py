@@ -1,7 +1,7 @@
-"""Task runs: one row for each attempt of a task, made of the events of the lifecycle log. All numbers of the report
-come from these rows.
+"""Task runs: one row for each attempt of a task, computed from the events of the lifecycle log. All numbers of the
+report come from these rows.
 
-Events without a task id belong to no run. A kill of the job leaves nothing: the table is computed.
+Events without a task id belong to no run. A kill of the job leaves nothing behind, because nothing is stored.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ COLUMNS = tuple(column.split()[0] for column in SCHEMA.split(", "))
 def task_runs(events: DataFrame) -> DataFrame:
     """One row for each attempt: a `task_id` with a number of `retries`. Columns: SCHEMA.
 
-    `wait` is the seconds between the sending (where the log does not have that: the arrival at a worker), or the eta
-    where that was later, and the begin. `outcome` is the event that ended the attempt, RETRIED among them, null until
-    it ends. `fingerprint` is the same for failures of one exception class at one place of the code.
+    `wait` is the time in seconds until the attempt began. It counts from the sending (or the arrival at a worker, if
+    the log lacks the sending), or from the eta if that is later. `outcome` is the event that ended the attempt (RETRIED
+    is one); it is null until then. `fingerprint` is the same for failures of one exception class at one place of the
+    code.
     """
     given = set(events.columns)
     over = ended() | (F.col("event") == RETRIED)
@@ -84,13 +85,13 @@ def task_runs(events: DataFrame) -> DataFrame:
 
 
 def read_runs(reader: Any, paths: str | Sequence[str], **options: str) -> DataFrame:
-    """`task_runs` of stores, the fast way: tasks compute attempts while they read, and only these reach Spark.
-    `reader` is `spark.read`, `options` are those of the source."""
+    """`task_runs` of stores, the fast way: Spark's tasks compute attempts while they read, and only attempts reach
+    Spark. `reader` is `spark.read`; `options` are options of the source."""
     return joined(read_attempts(reader, paths, **options))
 
 
 def read_attempts(reader: Any, paths: str | Sequence[str], **options: str) -> DataFrame:
-    """The rows of `attempts.SCHEMA` of stores: an attempt has one row for each part of the log that knows of it."""
+    """The rows of `attempts.SCHEMA` of stores: an attempt has one row for each part of the log with events of it."""
     found = reader.format("cystore").options(**{**options, "taskAttempts": "true"})
     return found.load(paths if isinstance(paths, str) else list(paths))
 
@@ -120,10 +121,10 @@ def _with_waits(runs: DataFrame) -> DataFrame:
 
 
 def runs_of(frame: DataFrame) -> DataFrame:
-    """Runs as they are, and those of events."""
+    """The frame itself if it has runs; the runs of its events otherwise."""
     return frame if "outcome" in frame.columns else task_runs(frame)
 
 
 def seconds_between(begin: Column, end: Column) -> Column:
-    """How long it is from one time to another, exact to the microsecond."""
+    """The seconds between two times, exact to the microsecond."""
     return (F.unix_micros(end) - F.unix_micros(begin)) / 1e6
