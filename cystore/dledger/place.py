@@ -53,5 +53,5 @@ def check_at_rest(place: Place) -> None:
         locks.close()
     if holder != "nobody":
         raise StoreLockedError(
-            "a broker has the directory, and goes on writing: end it, or try again", path=place.root
+            "a broker has the directory and may write to it: stop the broker, then try again", path=place.root
         )

@@ -161,7 +161,9 @@ class SlaveConnection:
 
     def _join(self, data: bytes) -> None:
         if self._session is None or not self.is_ours or self.member or self.is_following:
-            raise ReplicationError("the slave joins a group, and this master has none, or it joins too late")
+            raise ReplicationError(
+                "the slave cannot join: this master has no group, or the join does not follow the greeting"
+            )
         asked = wire.Join.parse(data)
         answer = self._session.admit(asked)
         self.member = asked.member

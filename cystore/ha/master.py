@@ -174,7 +174,9 @@ class Master:
         idle = [slave for slave in self._slaves.values() if not slave.is_following]
         if not idle:
             raise ReplicationError(f"there are {SLAVES_MAX} slaves already")
-        log.warning("%s: %s is let go: too many connect", self._commit_log.files.root, idle[0].name)
+        log.warning(
+            "%s: closed the connection of %s: too many connections", self._commit_log.files.root, idle[0].name
+        )
         self._let_go(idle[0])
 
     def _attempt(self, slave: SlaveConnection, work: Callable[[], Any]) -> Any:
@@ -187,7 +189,13 @@ class Master:
             raise
         except (OSError, StoreError, ssl.SSLError) as error:
             level = logging.INFO if isinstance(error, ConnectionError) else logging.WARNING
-            log.log(level, "%s: slave %s is let go: %s", self._commit_log.files.root, slave.name, error)
+            log.log(
+                level,
+                "%s: closed the connection of slave %s: %s",
+                self._commit_log.files.root,
+                slave.name,
+                error,
+            )
             self._let_go(slave)
         return None
 

@@ -110,7 +110,7 @@ def _elected(known: Role, config: StoreConfig) -> Role:
     if config.ha_listen_port:
         host, _ = address_of(advertised(config), "ha_advertised_address")
         if host in EVERYWHERE:
-            raise StoreConfigError(f"{host} is no address for other members: give ha_advertised_address")
+            raise StoreConfigError(f"other members cannot connect to {host}: give ha_advertised_address")
     return role
 
 

@@ -84,7 +84,9 @@ class Slave:
         self._headers = wire.HEADER
         hello = self._call.open()
         if hello is None and self._membership is not None:
-            raise ReplicationError(f"the master {self.master} is no cystore")
+            raise ReplicationError(
+                f"the master {self.master} does not answer a greeting, so it is not cystore's"
+            )
         self._copied.restart()
         self._header.clear()
         self._left, self._heard_s = -1, monotonic_s()
@@ -109,7 +111,7 @@ class Slave:
         """Joins the group of an elected master. Raises ReplicationError, and CutNeededError if this log differs from
         the master's below its end."""
         if hello.epoch == 0:
-            raise ReplicationError(f"the master {self.master} was not elected, or is none any more")
+            raise ReplicationError(f"the store at {self.master} is not an elected master now")
         self._call.send(membership.join().word())
         joined = wire.Joined.parse(self._call.talk(wire.JOIN))
         membership.joined(joined, self._control.min_physical_offset, self._control.wrote, hello.wrote)
@@ -147,7 +149,7 @@ class Slave:
             last, wrote
         ):
             raise ReplicationError(
-                "the last record is another one in the master's log: the logs have parted",
+                "the last record differs from the master's record there: the logs have parted",
                 path=segments.root,
                 offset=last,
             )
@@ -242,7 +244,7 @@ class Slave:
         wire.check_frame(offset, size)
         if self._membership is not None and epoch != [self._membership.epoch]:
             raise ReplicationError(
-                f"the master sends epoch {epoch}, and was elected in {self._membership.epoch}"
+                f"the master sends epoch {epoch}, but it was elected in {self._membership.epoch}"
             )
         if self._asked_whole:
             offset, size = self._after_first_byte(offset, size)
@@ -250,7 +252,7 @@ class Slave:
             self._copied.begin_at(offset)
         if offset != self._copied.received and size:
             raise ReplicationError(
-                f"the master sent the log from {offset} on, and this one goes on at {self._copied.received}"
+                f"the master sent the log from {offset} on, but this log continues at {self._copied.received}"
             )
         self.masters_end = max(self.masters_end, offset + size)
         self._left = size or -1

@@ -321,7 +321,7 @@ class ElectedReplication:
         master, self._master, self._session = self._master, None, None
         if master is not None:
             master.close()
-        log.warning("%s: no master any more after epoch %d: %s", self._root, epoch, why)
+        log.warning("%s: not the master any more after epoch %d: %s", self._root, epoch, why)
         if lease and self._group is not None:
             try:
                 self._group.resign(lease)

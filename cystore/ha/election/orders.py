@@ -60,5 +60,5 @@ def demote(group: Group, member: str, timeout_s: float) -> View:
         )
     others = sorted(view.state.in_sync - {member}) if view.state is not None else []
     if not others:
-        raise ElectionError(f"nobody but {member} is in sync: no other member can become master")
+        raise ElectionError(f"only {member} is in sync, so no other member can become master")
     return promote(group, others[0], timeout_s)

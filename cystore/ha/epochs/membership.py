@@ -17,7 +17,7 @@ class CutNeededError(ReplicationError):
 
     def __init__(self, position: int, end: int) -> None:
         super().__init__(
-            f"this log ends at {end}, and is the master's up to {position} only", offset=position
+            f"this log ends at {end}, but is equal to the master's only up to {position}", offset=position
         )
         self.position = position
 

@@ -73,7 +73,11 @@ def truncate_if_ordered(root: Path, file_bytes: int) -> None:
 
     manifest.update(without_the_order)
     log.warning(
-        "%s: cut the log from %d to %d, kept as %s in quarantine/", root, position, end, kept or "nothing"
+        "%s: truncated the log from %d to %d; the copy in quarantine/: %s",
+        root,
+        position,
+        end,
+        kept or "none",
     )
 
 
