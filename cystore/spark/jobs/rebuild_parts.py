@@ -36,14 +36,14 @@ from cystore.system import files, platform
 from cystore.verify.bounds import Bounds
 from cystore.verify.ranges import boundary
 
-UNIT_ROOM = 64  # more than a unit without a bitmap and the end mark behind it
+UNIT_ROOM = 64  # more than a unit without a bitmap and the end mark after it
 STAGE, NEW, OLD = "rebuild", "new", "old"
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 TIMESTAMP = struct.Struct("=q")
-INDEX = ("", -1)  # stands where a queue does
+INDEX = ("", -1)  # in place of a queue
 
 QueueKey = tuple[str, int]
-Row = tuple[tuple[QueueKey, int], Any]  # (queue, physical offset of its first record), what is to be written
+Row = tuple[tuple[QueueKey, int], Any]  # (queue, physical offset of its first record), the entries to write
 
 
 class Run(NamedTuple):
@@ -223,7 +223,7 @@ def _write_queue(rebuild: Rebuild, attempt: str, key: QueueKey, runs: Iterable[R
     written, count, last_end = [], 0, 0
     given_up = read_given_up(rebuild.root)
     for run in runs:
-        # Repeats offsets that the queue has: the first record of an offset counts. Or they were removed.
+        # The queue has these offsets already (the first record of an offset counts), or they were removed.
         skip = max(queue.max_offset - run.queue_offset, 0)
         if skip * ENTRY_BYTES >= len(run.entries):
             continue

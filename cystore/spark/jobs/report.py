@@ -133,7 +133,7 @@ def _options(begin: datetime | None, end: datetime | None, include_archive: bool
     options = {
         name: str(math.ceil(time.timestamp() * 1000)) for name, time in chosen.items() if time is not None
     }
-    options[STRATEGY] = "latest"  # a queue of the log in which no task left a line since is no mistake
+    options[STRATEGY] = "latest"  # a queue without events since that time is no error
     return {**options, **({"includeArchive": "true"} if include_archive else {})}
 
 

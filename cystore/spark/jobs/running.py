@@ -215,7 +215,7 @@ def _ctrl_c_cancels(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if asked.is_set():  # the error of a job that was cancelled
+        if asked.is_set():  # the error of the cancelled job
             raise KeyboardInterrupt from error
         raise
     finally:

@@ -145,7 +145,7 @@ class NamedCommit:
                         f"are gone ({error}); restore them, or remove the file to append the whole batch again",
                         path=self.sinks.path,
                     ) from error
-                note = replace(note, begun=None)  # the log has nothing of it: as if it had not begun
+                note = replace(note, begun=None)  # the log has no record of it: it counts as not begun
                 self.sinks.write(note)
                 return note, 0
         return self._end(note, begun, there)
@@ -179,7 +179,7 @@ class NamedCommit:
     def _append(self, note: SinkNote) -> int:
         check_staged(self.commit.folder, self.commit.staged)
         store = self.sinks.store
-        store.flush_log()  # a power cut must not make the log shorter than the position that is noted
+        store.flush_log()  # a power cut must not make the log shorter than the noted position
         position = store.snapshot().flushed
         begun = Begun(self.batch, position, str(self.commit.folder), self.commit.staged)
         note = replace(note, begun=begun, query=self.commit.query or note.query)
