@@ -27,7 +27,7 @@ _MASKS = (
     (r"#(?:-#)+", "#"),
     (r"[0-9A-Za-z]*#[0-9A-Za-z]*(?:#[0-9A-Za-z]*)+", "#"),
 )
-CUT = " ... "  # where the lifecycle log left out the middle of a long traceback
+CUT = " ... "  # in place of the middle of a long traceback that the lifecycle log left out
 # of such a traceback only the last frames count: the length of the message decides which frames the cut leaves
 CUT_FRAMES = 5
 HEX_DIGITS = 16

@@ -20,7 +20,7 @@ from cystore.spark.reports.report_plots import (
 from cystore.spark.reports.report_style import SCRIPT, STYLE, duration, short
 
 EXCEPTION_MAX = 120
-STORES_IN_TITLE = 3  # more of them are a list to unfold
+STORES_IN_TITLE = 3  # more stores are a list to unfold
 NONE_FAILED = "<p>No task failed.</p>"
 
 
@@ -109,7 +109,7 @@ def _utc(time: datetime) -> datetime:
 
 # ------------------------------------------------------------------------------------------------------ tables
 
-Cell = tuple[str, float | None, str]  # as HTML, the number to sort by, what stands there on hover
+Cell = tuple[str, float | None, str]  # as HTML, the number to sort by, the text on hover
 
 
 def _table(rows: Rows, columns: Mapping[str, Callable[[Mapping[str, Any]], Cell]]) -> str:

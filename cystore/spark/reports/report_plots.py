@@ -21,10 +21,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from cystore.spark.reports.report_style import duration, short
 
 Rows = Sequence[Mapping[str, Any]]
-NAMES_SHOWN = 8  # of tasks in a plot, each in a colour of its own
+NAMES_SHOWN = 8  # of tasks in a plot, each in its own colour
 NAME_MAX = 40
 OTHERS = "all other tasks"
-GREY, RED = "#8a8f98", "#d1344b"  # of all other tasks, and of what failed: no task has them
+GREY, RED = "#8a8f98", "#d1344b"  # of all other tasks, and of failed runs: no task has these colours
 COLOURS = ("#4269d0", "#efb118", "#6cc5b0", "#3ca951", "#a463f2", "#97bbf5", "#9c6b4e", "#ff8ab7")
 HOUR = timedelta(hours=1)
 EPOCH = datetime(1970, 1, 5, tzinfo=UTC)  # a Monday, so weeks begin with one
@@ -37,7 +37,7 @@ BETWEEN = (
     *(20, 30, 120, 300, 1_200, 1_800, 7_200, 21_600, 43_200, 172_800, 432_000),
 )
 LINES_MIN = 3
-FEW_BARS = 4  # so few bars are wide: a number is drawn as long as its bar
+FEW_BARS = 4  # with so few steps of time, a line over the whole step shows its value
 _SVG: Any = {"svg.fonttype": "none", "svg.hashsalt": "cystore", "font.family": "sans-serif", "font.size": 11}
 
 

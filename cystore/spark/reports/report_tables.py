@@ -38,7 +38,7 @@ def joined(parts: pa.Table) -> pa.Table:
     """One row for each attempt, with its `wait` in seconds."""
     parts = parts.combine_chunks()
     ended = _micros(parts["ended"])
-    by_end = np.argsort(ended, kind="stable")  # those that have not ended stand last
+    by_end = np.argsort(ended, kind="stable")  # attempts that have not ended come last
     place = np.empty(parts.num_rows, np.int64)
     place[by_end] = np.arange(parts.num_rows)
     texts = {name: ranked(parts[name]) for name in ("name", "root_id", "worker", "store")}

@@ -26,7 +26,7 @@ from cystore.spark.options import (
 )
 
 WRITE_NAMES = ("path", "topic", "stagingPath", "sinkId", "txnAppId", "txnVersion", "checkpointLocation")
-OF_STREAMS = frozenset({"queryname"})  # given to Spark, which hands it on
+OF_STREAMS = frozenset({"queryname"})  # Spark passes it on
 STAGING_SUFFIX = ".staging"
 NAME_MAX = 1000  # of what a sink is called
 
@@ -35,7 +35,7 @@ NAME_MAX = 1000  # of what a sink is called
 class Sink:
     """The writer: a stream or an application, with numbered batches, so that each is appended once."""
 
-    kind: str  # the user's option that named it: "sinkId", "checkpointLocation", "txnAppId"
+    kind: str  # the user's option that gave the name: "sinkId", "checkpointLocation", "txnAppId"
     name: str
 
     @property

@@ -21,7 +21,7 @@ from cystore.spark.sink.rows import RowEncoder, check_columns
 from cystore.spark.sink.staged_rows import ANONYMOUS, TaskMessage, stage
 from cystore.spark.sink.write_options import WriteOptions
 
-# Spark's names for what a task belongs to: a stream's query, the execution of a query, and the one that started it.
+# Spark's names for a task's stream query, the execution of its query, and the execution that started that one.
 QUERY_ID = "sql.streaming.queryId"
 EXECUTION_ID, ROOT_EXECUTION_ID = "spark.sql.execution.id", "spark.sql.execution.root.id"
 

@@ -32,7 +32,7 @@ from cystore.store import MessageStore
 from cystore.store import open as open_store
 
 PARTITIONS_MAX = 10_000
-# Numbers and times alone are so fast to read that 128 MiB of them take no longer than the start and end of a task.
+# Numbers and times are read so fast that 128 MiB of them take no longer than the start and end of a task.
 NUMBERS_PIECE_BYTES = 4 * PIECE_BYTES
 CORES_SHARE = 4  # a task for each core has a quarter of that at least
 KEY_LOOKUPS_MAX = 256  # of keys times topics; beyond that a scan is asked for
@@ -191,7 +191,7 @@ def partitions_of(
     )
     if at_most:
         packs = packed(pieces, size, at_most=True)
-    else:  # of equal sizes, because the last task to end decides; a size that is short by one record is large enough
+    else:  # of equal sizes, because the slowest task decides; a size that lacks one record is large enough
         packs = packed_evenly(pieces, max(1, total * 10 // (size * 9)))
     return [LogPartition(runs_of(pack), rows) for pack in packs]
 

@@ -49,7 +49,7 @@ def narrowed(rows: RowFilter, filters: Iterable[Filter]) -> RowFilter | None:
             if values is not None:
                 before = getattr(rows, VALUES[name])
                 if name == "key" and before:
-                    continue  # of the option: it means any of a record's keys, the column the first of them
+                    continue  # of the option: it matches any of a record's keys; the column is only the first key
                 kept = tuple(value for value in values if value in before) if before else values
                 if not kept:
                     return None

@@ -71,7 +71,7 @@ def read_partition(
     elif isinstance(partition, (ArchivePartition, UrlPartition)):
         batches = partition.read(settings)
     else:
-        return  # Spark makes one of its own where a plan has none
+        return  # Spark makes its own if a plan has none
     spark_schema = to_arrow_schema(schema, timezone="UTC")
     for batch in batches:
         yield pa.RecordBatch.from_arrays(batch.columns, schema=spark_schema)

@@ -294,7 +294,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             since = before.get(path, {"position": 0})
             if since == to or path not in paths:
                 continue
-            if "first_seen" in to:  # the query met this store in this batch
+            if "first_seen" in to:  # the query first saw this store in this batch
                 since = {"position": to["first_seen"]}
             if since["position"] >= to["position"]:
                 continue
