@@ -115,21 +115,23 @@ cdef bint _list(DIR* folder, int fd, const char* marker, file_list* found) noexc
     cdef dirent* entry
     cdef stat_result status
     cdef int64_t base
+    cdef bint marks
     while True:
         errno = 0
         entry = readdir(folder)
         if entry == NULL:
             return errno == 0
-        if strcmp(entry.d_name, b".") == 0 or strcmp(entry.d_name, b"..") == 0 or strcmp(entry.d_name, marker) == 0:
+        if strcmp(entry.d_name, b".") == 0 or strcmp(entry.d_name, b"..") == 0:
             continue
-        base = _base(entry.d_name)
+        marks = strcmp(entry.d_name, marker) == 0
+        base = 0 if marks else _base(entry.d_name)
         if base < 0:
             return False
         if fstatat(fd, entry.d_name, &status, AT_SYMLINK_NOFOLLOW) != 0:
             if errno == ENOENT:     # the cleaner took it since
                 continue
             return False
-        if not S_ISREG(status.st_mode) or not _add(found, base, status.st_size):
+        if not S_ISREG(status.st_mode) or (not marks and not _add(found, base, status.st_size)):
             return False
 
 

@@ -133,7 +133,7 @@ def test_delay_levels_are_milliseconds():
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ("all", ("flush", "allocate", "reput", "schedule", "clean", "ha")),
+        ("all", ("flush", "allocate", "reput", "schedule", "clean", "compact", "ha")),
         ("none", ()),
         ("reput", ("reput",)),
         (["flush"], ("flush",)),

@@ -472,6 +472,7 @@ def test_services_run_in_threads_and_end_with_the_store(path):
             "cystore-reput",
             "cystore-schedule",
             "cystore-clean",
+            "cystore-compact",
         }
         store.put("T", b"1", keys=("k",))
         slot = store._parts.control.find_queue("T", 0)

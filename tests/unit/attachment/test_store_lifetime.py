@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore.derived.reading import reader
+from cystore.derived.reading import dispatch_help
 from cystore.errors import (
     PageCacheBusyError,
     StoreClosedError,
@@ -73,6 +73,8 @@ def test_every_method_of_a_closed_store_is_refused(path):
         "begin": ("T", b""),
         "commit": ("id",),
         "rollback": ("id",),
+        "latest": ("T", "k"),
+        "compacted": ("T",),
         "check_transactions": (lambda half, message: None,),
     }
     named = {"put_once": {"dedup_key": "k", "window_ms": 1}}
@@ -395,7 +397,7 @@ def test_reads_go_on_behind_a_stopped_appender(path):
 
 
 def test_read_behind_a_stopped_dispatcher_gives_what_there_is(path, monkeypatch):
-    monkeypatch.setattr(reader, "HELP_WAIT_MS", 100)
+    monkeypatch.setattr(dispatch_help, "HELP_WAIT_MS", 100)
     with open_small(path) as store, joined(path) as other:
         store.put("T", b"1")
         assert bodies(store) == [b"1"]
