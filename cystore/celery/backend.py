@@ -51,13 +51,13 @@ from cystore.celery.stores import (
 )
 from cystore.celery.versions import decompress_payload
 
-# Nothing was appended, and time or an operator may mend it.
+# Nothing was appended, and a later try may succeed.
 SAFE_TO_RETRY = (StoreFullError, PageCacheBusyError, StoreNotWritableError)
 
 log = logging.getLogger("cystore.celery")
 
 MANY = 10_000  # ids of one look; their records are in memory at the same time
-RECORD_ROOM = 64 * 1024  # for all of a record but its body, and for the end of its segment
+RECORD_ROOM = 64 * 1024  # for the parts of a record beside its body, and for its segment's end
 
 _backends: weakref.WeakSet[CystoreBackend] = weakref.WeakSet()
 _checked: set[str] = (
@@ -76,7 +76,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     supports_native_join = True
     supports_result_compression = True
     supports_autoexpire = (
-        True  # readers honour it, and workers clean: beat need not send celery.backend_cleanup
+        True  # readers check expiry and workers clean: beat need not send celery.backend_cleanup
     )
     supports_failure_expires = True
 
@@ -89,14 +89,14 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self.expiry = Expiry(
             self.expires, self.expires if failures is None else self.prepare_expires(failures)
         )
-        # Greenlets share one backend: else each would wait in a native thread of its own, and the hub has few.
+        # Greenlets share one backend. With a backend each, each would wait in a native thread, and the hub has few.
         self.thread_safe: bool = bool(conf.get("result_backend_thread_safe")) or greenlets.in_use()
         starts = getattr(self.app.loader, "worker_initialized", False)
         if starts and self.location.path and self.location.path not in _checked:
             self._refuse_to_start()
             _checked.add(self.location.path)
         self._opened: weakref.ref[MessageStore] | None = None  # the store that this backend found last
-        self._limit_bytes = 0  # of a record in it
+        self._limit_bytes = 0  # the limit of a record in that store
         self.result_consumer = ResultConsumer(
             self, self.app, self.accept, self._pending_results, self._pending_messages
         )
@@ -114,13 +114,13 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
 
     def as_uri(self, include_password: bool = False) -> str:
-        """The URL as an app gives it. Without the password of its reader, unless that is asked for."""
+        """The URL as an app gives it. It has the reader's password only with `include_password`."""
         return str(self.url) if include_password else shown(self.url or "")
 
     @property
     def store(self) -> MessageStore:
-        """The open store; for reading only where this user may not write. Raises `homes.ResultsElsewhereError` where
-        this host has none."""
+        """The open store, read-only if this user may not write. Raises `homes.ResultsElsewhereError` if this host has
+        none."""
         found = None if self._opened is None else self._opened()
         if found is None or found.closed:
             if not self.location.path:
@@ -132,7 +132,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     @property
     def store_to_write(self) -> MessageStore:
-        """The open store. Raises StorePermissionError where this user may only read it."""
+        """The open store. Raises StorePermissionError if this user may only read it."""
         found = self.store
         return open_shared(self.location, self.app) if found.config.read_only else found
 
@@ -145,7 +145,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             release(self.location, self.app)
 
     def _refuse_to_start(self) -> None:
-        """In a worker: reports a store that cannot be opened once, and not for every task."""
+        """Raises when a worker starts and cannot use its store: one error instead of one for each task."""
         where = f"result_backend {self.as_uri()!r}"
         if self.location.settings.get("read_only"):
             raise ImproperlyConfigured(f"{where}: a worker has to store results, and read_only forbids that")
@@ -156,7 +156,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     def exception_safe_to_retry(self, exc: BaseException) -> bool:
         """True for a full disk, a busy append lock and a store that refuses writes: with result_backend_always_retry
-        the operation is repeated until it succeeds. Not where this app itself asked for read_only."""
+        Celery repeats the operation until it succeeds. False if this app itself asked for read_only."""
         return isinstance(exc, SAFE_TO_RETRY) and not self.location.settings.get("read_only")
 
     # ------------------------------------------------------------------------------------------ writing
@@ -180,7 +180,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return result
 
     def _record_limit_bytes(self) -> int:
-        """The most bytes of a record. Without a store on this host, that of a store with the default settings."""
+        """The most bytes of a record. Without a store on this host, the limit of the default settings."""
         if not self.location.path:
             return _largest_bytes(StoreConfig.from_mapping(DEFAULTS))
         _ = self.store  # finds the limit when it opens
@@ -229,7 +229,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         if topic == records.RESULTS and self.location.path and compacts_results(self.store):
             keys, until_ms = records.kept_keys(key, tag), self.expiry.until_ms(tag)
             if until_ms is not None:
-                properties["EXPIRES_AT_MS"] = str(until_ms)  # compaction keeps it no longer
+                properties["EXPIRES_AT_MS"] = str(until_ms)  # compaction keeps the record at most until then
         record = {
             "topic": topic,
             "body": body,
@@ -278,7 +278,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     def mark_as_failure(
         self, task_id: str, exc: Any, traceback: Any = None, request: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """Stores that a task failed, and with it the tasks that wait for it."""
+        """Stores the failure of a task, and of the tasks that wait for it."""
 
         def mark() -> None:
             with homes.at(homes.home_of(self, request)), self.chords.ending(request):
@@ -289,9 +289,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     def mark_as_revoked(
         self, task_id: str, reason: str = "", request: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """Stores that a task was revoked. A worker that is told to revoke a task, and has not got its message, stores
-        it only if this store is the task's home, because another worker may run it for another home. The worker that
-        gets the message stores it at the task's home."""
+        """Stores that a task was revoked. A worker without the task's message stores this only if its store is the
+        task's home, because another worker may run the task for another home. The worker that gets the message stores
+        the state at the task's home."""
         if request is None and not homes.is_home_of(self, task_id):
             log.debug("task %s was revoked; the worker that gets its message stores the state", task_id)
             return
@@ -320,7 +320,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return message if message is not None and self.expiry.holds(message) else None
 
     def latest_of(self, task_ids: Iterable[str]) -> dict[str, Message]:
-        """`latest` of many tasks, with one look at the store. Ids of which there is nothing are left out."""
+        """`latest` of many tasks, with one look at the store. Ids without a valid record are left out."""
         store, ids = self.store, {records.key_of(task_id): task_id for task_id in task_ids}
         found, size_bytes = {}, 0
         for key, known in records.records_of_many(store, records.RESULTS, ids).items():
@@ -332,7 +332,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return found
 
     def all_states(self, task_id: str) -> list[Message]:
-        """The records of an id since it was last forgotten that did not expire, oldest first."""
+        """The unexpired records of an id since its last forget, oldest first."""
         found = []
         for message in records.records_of(self.store, records.RESULTS, records.key_of(task_id)):
             if records.is_tombstone(message):
@@ -381,7 +381,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return content if content is not None else {"status": states.PENDING, "result": None}
 
     def task_result_exists(self, task_id: str) -> bool:
-        """True when its home has heard of the task, and that was not forgotten since and did not expire."""
+        """True when this store or the task's home has a valid state of the task."""
         return self._content_of(task_id) is not None
 
     def _restore_group(self, group_id: str) -> dict[str, Any] | None:
@@ -429,7 +429,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
                     yield task_id, self._meta_elsewhere(elsewhere.get(task_id))
 
     def _after_fork(self) -> None:
-        """The child waits for nothing that its parent waits for."""
+        """The child inherits none of its parent's waits."""
         for pending in self._pending_results:
             pending.clear()
         self.result_consumer._after_fork()
@@ -437,7 +437,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
 
 def _largest_bytes(config: StoreConfig) -> int:
-    """The most bytes of a record: the setting, and the room of a segment."""
+    """The most bytes of a record, by the setting and by the room of a segment."""
     segment_bytes = config.mapped_file_size_commit_log_bytes
     return min(config.max_message_size_bytes, max(segment_bytes - RECORD_ROOM, segment_bytes // 2))
 

@@ -160,8 +160,8 @@ def entries(
     begin_ms: int = 0,
     end_ms: int | None = None,
 ) -> Iterator[Event | Transition]:
-    """Events and transitions, newest first, as one stream. With a root or a group events alone: results do not know
-    theirs."""
+    """Events and transitions, newest first, as one stream. With a root or a group only events, because results do not
+    record theirs."""
     span: dict[str, Any] = {"states": states, "begin_ms": begin_ms, "end_ms": end_ms}
     happened = events(store, task_id=task_id, root_id=root_id, group_id=group_id, name=name, **span)
     if root_id is not None or group_id is not None:
@@ -185,7 +185,7 @@ def failures(
 
 
 def has_events(store: MessageStore) -> bool:
-    """Whether anybody ever kept a lifecycle log in the store."""
+    """Whether the store ever got a lifecycle log."""
     return layout.EVENTS in store.topics() or any(True for _ in islice(events(store), 1))
 
 

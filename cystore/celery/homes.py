@@ -6,9 +6,9 @@ through the broker to `cystore.<home id>` (task `cystore.home_record`), and the 
 none of these runs, the message waits in the broker.
 
 Each record is appended once. It has an id of its own, which the store keeps as its unique key. A redelivered message
-finds its records in the store. Two deliveries of one message at the same moment are kept apart by a lock that the
-kernel releases when its holder dies. A worker that is killed at any point leaves either nothing or the records, and the
-message comes again.
+finds its records in the store. A lock keeps two simultaneous deliveries of one message apart; the kernel releases it
+when its holder dies. If a worker is killed, it leaves either none or all of the records, and the message is delivered
+again.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ log = logging.getLogger("cystore")
 
 HOME = "cystore_home"  # the header and the setting
 HOME_RECORD = "cystore.home_record"
-SENT_MS = "sent_ms"  # of a record that came through the broker: its time by the sender's clock
+SENT_MS = "sent_ms"  # property of a record from the broker: its time by the sender's clock
 LOCKS = 256
 FOREIGN_KEPT = 100_000
 RETRY_AT_MOST_S = 60
 FAILURES = "failures"  # the key that each stored failure wakes, beside its task's
-HUB_WAITS_MS = 10  # for the append lock; after that only the greenlet does
+HUB_WAITS_MS = 10  # the hub waits this long for the append lock; after that only the greenlet waits
 
 _at: ContextVar[str | None] = ContextVar("cystore_home", default=None)
 _calling: ContextVar[tuple[str, Any, str | None] | None] = ContextVar("cystore_calling", default=None)
@@ -56,11 +56,11 @@ _reported: set[str] = set()
 
 
 class ResultsElsewhereError(BackendError):
-    """A result is kept by a store that this process does not have, and cannot ask."""
+    """A store that this process does not have, and cannot ask, keeps the result."""
 
 
 class HomeAwayError(ResultsElsewhereError, ResultTimeoutError):
-    """A store that was asked for a result did not answer in time, or the Redis between did not. It may answer later."""
+    """A store that was asked for a result, or the Redis between, did not answer in time. It may answer later."""
 
 
 # -------------------------------------------------------------------------------------------- whose home
@@ -100,8 +100,8 @@ def home_of(backend: CystoreBackend, request: Any = None) -> str:
 
 
 def is_home_of(backend: CystoreBackend, task_id: str) -> bool:
-    """Whether this process's store is the home of a task of which only the id is known: it has heard of the task, and
-    not that its home is another one."""
+    """Whether this process's store is the home of a task, by its id alone: the store knows the task, and knows no other
+    home of it."""
     if not backend.location.path or (backend.location.path, task_id) in _foreign:
         return False
     if records.records_of(backend.store, records.RESULTS, records.key_of(task_id)):
@@ -124,7 +124,7 @@ def log_entries_of(backend: CystoreBackend, task_ids: Iterable[str]) -> dict[str
 
 
 def without_results(backend: CystoreBackend, task_ids: Iterable[str]) -> list[str]:
-    """The ids that no result of this store belongs to, not even a forgotten one."""
+    """The ids without any result in this store, forgotten results included."""
     keys = {records.key_of(task_id): task_id for task_id in task_ids}
     found = records.records_of_many(backend.store, records.RESULTS, keys)
     return [task_id for key, task_id in keys.items() if not found.get(key)]
@@ -144,7 +144,7 @@ def sent_to(backend: CystoreBackend, task_id: str) -> str | None:
 
 
 def remember(backend: CystoreBackend, task_id: str, home: str) -> None:
-    """The home of a task is another store."""
+    """Remembers that the home of a task is another store."""
     _foreign[backend.location.path, task_id] = home
 
 
@@ -217,7 +217,7 @@ def name_home(headers: dict[str, Any] | None = None, **_signal: Any) -> None:
     called = _calling.get()
     if called is not None and called[0] == headers["id"]:
         _, backend, home = called
-    else:  # its result is ignored
+    else:  # Celery made no such call: the task's result is ignored
         backend = _current_backend()
         home = None if backend is None else _home_or_none(backend)
     home = headers.get(HOME) or home
@@ -229,7 +229,7 @@ def name_home(headers: dict[str, Any] | None = None, **_signal: Any) -> None:
 
 
 def _home_or_none(backend: CystoreBackend) -> str | None:
-    """A worker takes its own store for the home of a message that names none."""
+    """The home to name in a message, or None. A worker takes its own store as the home of a message that names none."""
     if backend.location.remote and not (backend.home or _at.get() or get_current_task()):
         return None
     try:
@@ -336,7 +336,7 @@ def home_record(
         raise
     except StoreError as error:
         raise self.retry(exc=error, countdown=min(2**self.request.retries, RETRY_AT_MOST_S)) from error
-    # New or not: the process that appended them may have been killed before its look.
+    # Known records too: the process that appended them may have been killed before it looked at their chords.
     backend.chords.settle_records(fields)
     return new
 
@@ -371,7 +371,7 @@ def append_once(
 
 
 def _unique_keys(store: MessageStore, wanted: Sequence[tuple[str, str]]) -> set[str]:
-    """Those of (topic, unique key) that the store has, dispatched or not."""
+    """The pairs (topic, unique key) that the store has, dispatched or not."""
     covered = store.catch_up()
     found = {key for topic, key in wanted if store.query(topic, key, 1)}
     keys = {key for _, key in wanted}

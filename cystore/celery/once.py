@@ -4,8 +4,8 @@
     def charge(order_id, amount): ...
 
 Each run holds a lock of its key from before the task's code until its result is stored. The lock belongs to the
-process: the kernel ends it when the process is killed in whatever way, so nobody has to guess how long a task may take.
-One record has a run's SUCCESS, the task's id and the key of its arguments, so they are stored together.
+process: the kernel releases it when the process ends in any way, so the lock needs no timeout. One record has a run's
+SUCCESS, the task's id and the key of its arguments, so they are stored together.
 
 The guard is that of one store: it holds between all workers whose home is this store (docs/celery.md, several hosts).
 """
@@ -148,7 +148,7 @@ class Once(Task):
         except BaseException:
             lock.give()
             raise
-        # Until the result is stored (`after_return`); at the latest the end of the request ends it.
+        # The lock is held until the result is stored (`after_return`), at the latest until the request ends.
         request.cystore_once = lock
         request.cystore_once_key = key
         return result
@@ -162,8 +162,9 @@ class Once(Task):
         super().after_return(*args)
 
     def _met(self, key: str, friends: Set[str | None]) -> None:
-        """Another run has the lock. If it is one of `friends`, this one always waits. A run with the same id (a
-        redelivery, a retry) may still die, or is just about to end; so is the run that replaced itself by this one."""
+        """Another run has the lock. If that run is one of `friends`, this run always waits. A run with the same id (a
+        redelivery, a retry) may still die, or is about to end. The run that replaced itself by this one is about to
+        end, too."""
         if self.once.get("on_duplicate", WAIT) == REFUSE:
             running = _running(self.backend.store, key)
             if running not in friends and not self._is_stored(running):
@@ -189,9 +190,9 @@ class Once(Task):
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
     ) -> AsyncResult:
         """Sends the task. With on_duplicate "running" it returns a task with the same key that runs now, or has
-        succeeded within the window; with "refuse" a running one is an OnceRunningError. Without a store in this
-        process, the task is sent. So is a call that others wait for: with a task id (also each retry, and the
-        replacement of a run), or with one of AWAITED. The worker decides then."""
+        succeeded within the window; with "refuse" it raises OnceRunningError for a running one. It always sends the
+        task if this process has no store, or if other tasks wait for the call: a call with a task id (also each retry,
+        and the replacement of a run), or with one of AWAITED. The worker decides then."""
         choice = self.once.get("on_duplicate", WAIT)
         eager = self._get_app().conf.task_always_eager
         awaited = task_id is not None or any(options.get(name) for name in AWAITED)
@@ -253,7 +254,7 @@ class Once(Task):
 
 
 def _are_names(keys: Any) -> bool:
-    """Whether it is a list, tuple or set of text. Not an iterator, because the check would empty it."""
+    """Whether `keys` is a list, tuple or set of text. An iterator is refused, because the check would empty it."""
     return (
         isinstance(keys, (Sequence, Set))
         and not isinstance(keys, (str, bytes))
@@ -274,7 +275,7 @@ def _is_span(seconds: Any) -> bool:
 
 
 def _signature(task: type[Task]) -> inspect.Signature:
-    """Of the task's code, without the task itself as its first argument."""
+    """The signature of the task's code, without the task itself as first argument."""
     run = inspect.signature(task.run)
     if isinstance(inspect.getattr_static(task, "run"), staticmethod):
         return run

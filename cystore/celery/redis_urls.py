@@ -46,7 +46,7 @@ WANTED = (
 
 
 class RedisAwayError(Exception):
-    """The Redis is not there, or does not want us; the log says why, once. It is asked again after a while."""
+    """Redis is down or refuses this client; the log gives the reason once. Redis is asked again after a while."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class RedisLocation:
         if self.scheme == "unix":
             return f"redis+socket://{self._login}{quote(self.path)}?virtual_host={self.database}", more
         if self.scheme == SENTINEL:
-            # Of a list kombu takes the database of the first.
+            # From a list of URLs, kombu takes the database of the first.
             urls = [f"{SENTINEL}://{self._login}{host}:{port}/{self.database}" for host, port in self.hosts]
             sentinel = {name: value for name, value in self.options.items() if name == "sentinel_kwargs"}
             return ";".join(urls), {"master_name": self.master_name, **sentinel, **more}
@@ -173,7 +173,7 @@ class RedisLocation:
 
 
 def hidden(text: str) -> str:
-    """A text with whatever could be the password of a URL in it replaced."""
+    """A text in which each possible password of a URL is replaced."""
     return re.sub(r"(://[^/@:\s]*):.*@|(://)[^/\s]*@", r"\1\2:**@", text)
 
 

@@ -27,13 +27,13 @@ from cystore.services.scrub_progress import read_progress
 
 HEARTBEAT_S = 20.0  # each costs four commands
 LIVE_S = 45.0  # without a heartbeat for this time a store counts as gone, and gets no ticks
-REMEMBERED_S = 24 * 3600.0  # for this time it is shown as gone
+REMEMBERED_S = 24 * 3600.0  # a gone store is shown for this time
 TICKS_LIVE_S = 3600.0
 
 STORES = "cystore:stores"
 _TIME = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
-# KEYS: stores, seen. ARGV: id, what describes the store, field of the worker, what describes it, ms that all is
-# remembered, whether what is older than that goes now ("1"): one in ten minutes looks after it, and the others cost
+# KEYS: stores, seen. ARGV: id, description of the store, field of the worker, description of the worker, lifetime of
+# entries in ms, whether to remove older entries now ("1"). One heartbeat in ten minutes removes them; the others cost
 # four commands.
 BEAT = (
     _TIME
@@ -53,7 +53,7 @@ redis.call('PEXPIRE', KEYS[2], ARGV[5])
 return at
 """
 )
-# KEYS: stores. ARGV: ms. Pairs of id and ms since its last heartbeat, of those within ARGV.
+# KEYS: stores. ARGV: ms. Returns pairs of id and ms since its last heartbeat, for stores with one in that time.
 SEEN_WITHIN = (
     _TIME
     + """
@@ -62,8 +62,8 @@ for i = 2, #found, 2 do found[i] = string.format('%.0f', now - tonumber(found[i]
 return found
 """
 )
-# KEYS: ticks. ARGV: ms that the key lives, then pairs of duty and the least ms since its last tick. The duties that
-# are due.
+# KEYS: ticks. ARGV: lifetime of the key in ms, then pairs of duty and the least ms since its last tick. Returns the
+# duties that are due.
 DUE = (
     _TIME
     + """
@@ -93,7 +93,7 @@ class WorkerStatus:
 
     @property
     def live(self) -> bool:
-        """Whether it was heard of lately."""
+        """Whether it sent a heartbeat lately."""
         return self.seen_s <= LIVE_S
 
 
@@ -109,7 +109,7 @@ class StoreStatus:
 
     @property
     def live(self) -> bool:
-        """Whether a worker was heard of lately."""
+        """Whether a worker sent a heartbeat lately."""
         return self.seen_s <= LIVE_S
 
     def last_run(self, duty: str) -> DutyRun:
@@ -176,8 +176,8 @@ def heartbeat(
 ) -> None:
     """Sends a heartbeat of a worker with the state of its store. One round trip. Raises redis.RedisError.
 
-    `needs` names overdue duties; None: nobody looked, and ticks of all are welcome. `prune` also renews the keys, and
-    removes entries that are older than their lifetime: needed now and then.
+    `needs` names overdue duties; None: they are not known, and ticks of all duties are welcome. `prune` also renews the
+    keys, and removes entries that are older than their lifetime: needed now and then.
     """
     who = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "roles": list(roles)})
     facts = describe(store) if needs is None else {**describe(store), "needs": list(needs)}

@@ -29,7 +29,7 @@ TASKS = {name: f"cystore.spark.{name}" for name in ("scrub", "rebuild", "archive
 SUMMARY_CODES = (OK, FOUND_WRONG)  # exit codes of a job that ended regularly
 SAID_CHARACTERS = 2000
 _PR_SET_PDEATHSIG = 1
-PARENT_GONE = 1  # the exit code of a job that nobody waits for
+PARENT_GONE = 1  # the exit code of a job whose worker is gone
 
 
 class JobFailedError(StoreError):
@@ -44,7 +44,7 @@ def submit(job: str, path: str, options: Sequence[str] = (), folder: str | None 
         not isinstance(one, str) for one in options
     ):
         raise JobFailedError(f"paths and options must be text, not {paths!r} and {options!r}")
-    # A path behind "--" is one whatever it looks like.
+    # Behind "--" an argument that begins with "-" is a path, too.
     command = [sys.executable, "-m", "cystore.spark", job, "--json", *options, "--", *paths]
     process = subprocess.Popen(
         command,
@@ -69,7 +69,7 @@ def submit(job: str, path: str, options: Sequence[str] = (), folder: str | None 
 
 
 def _die_with(parent: int) -> Any:
-    """For the child: it gets SIGTERM when the worker is gone, however that ended."""
+    """For the child: the kernel sends it SIGTERM when the worker ends, in whatever way."""
 
     def ask() -> None:
         LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))

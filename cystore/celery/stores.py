@@ -39,15 +39,13 @@ DAY_H = 24
 ANY_HOUR = ";".join(f"{hour:02}" for hour in range(DAY_H))
 ALIASES = {"flush": "flush_disk_type"}
 
-# A result is small: files that suit a laptop, where RocketMQ's would reserve a gigabyte. They hold for a store that
-# is new.
+# Results are small. These file sizes suit a laptop; RocketMQ's would reserve a gigabyte. They apply to new stores.
 DEFAULTS: dict[str, Any] = {
     "mapped_file_size_commit_log_bytes": 64 * MIB,
     "mapped_file_size_consume_queue_bytes": 50_000 * QUEUE_ENTRY_BYTES,
     "allocate_ahead_bytes": 8 * MIB,
     "populate_ahead_bytes": 4 * MIB,
-    # A client of RocketMQ's tries again elsewhere; here a task that has done its work would fail because its host is
-    # busy.
+    # RocketMQ's client tries again elsewhere. Here a finished task would fail because its host is busy.
     "os_page_cache_busy_timeout_ms": 30_000,
     # The limit of a result, encoded with its meta. Redis takes up to 512 MB, and apps that come from there may have
     # large results.
@@ -233,7 +231,7 @@ def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Typed and checked; a value that is text may be of any type, as in a URL."""
+    """The settings, typed and checked. A text may stand for a value of any type, as in a URL."""
     settings: dict[str, Any] = {}
     for name, value in pairs:
         if not isinstance(name, str):

@@ -1,8 +1,8 @@
 """Connects a starting worker with its store, if its result backend is one. The app imports or installs nothing for
 this.
 
-This module only listens. The package imports it, and so do the backend and the commands: every program of Celery's. So
-it imports little; the parts are imported when a worker with a store begins.
+This module only listens. The package, the backend and the commands import it, and so does every program of Celery's. So
+it imports little: a worker with a store imports the parts when it begins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("cystore.celery")
 
 @signals.worker_init.connect(weak=False)
 def begin(sender: Any, **_signal: object) -> None:
-    """Before the worker's steps are made."""
+    """Called before the worker's steps are made."""
     app = sender.app
     if not str(app.backend_cls or app.conf.result_backend or "").startswith("cystore:"):
         return

@@ -1,7 +1,7 @@
 """The leases of duties, in Redis, with fencing tokens. A lease only schedules; the store's own locks protect it.
 
-Beside `cystore.celery.routing.lists` the only module that imports redis. Keys, all of which expire by themselves
-(`cystore.celery.registry` and `cystore.celery.routing.lists` have the other ones):
+Only this module and `cystore.celery.routing.lists` import redis. The keys expire by themselves
+(`cystore.celery.registry` and `cystore.celery.routing.lists` list the other keys):
 
 | key | holds | lives |
 |---|---|---|
@@ -33,15 +33,15 @@ T = TypeVar("T")
 
 TOKEN_LIVES_MS = 7 * 24 * 3600 * 1000
 LEAST_VERSION = (6, 2)
-CONNECT_S, ANSWER_S = 1.0, 2.0  # a duty waits no longer for Redis
+CONNECT_S, ANSWER_S = 1.0, 2.0  # a duty waits at most this long for Redis
 AWAY_S, REFUSED_S = (
     5.0,
     60.0,
-)  # until the next try: of a server that does not answer; of one that refuses us
+)  # until the next try, if the server does not answer, or refuses us
 
 WITH_KEY = ("GET", "HGET", "HGETALL")  # commands with one key, beside scripts
 
-# Each is one round trip, and atomic. KEYS: lease, token.
+# Each script is atomic and takes one round trip. KEYS: lease, token.
 ACQUIRE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 local last = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
@@ -78,7 +78,7 @@ class Lease:
         self._client, self._key, self._value = client, key, f"{token}:{name}"
 
     def renew(self) -> bool:
-        """True when the lease is still this holder's; it then has its whole time again."""
+        """True when this holder still has the lease; its whole time then begins again."""
         return bool(self._client.eval(RENEW, 1, self._key, self._value, self.ttl_ms))
 
     def progress(self, done: int) -> bool:
@@ -86,7 +86,7 @@ class Lease:
         return bool(self._client.eval(PROGRESS, 1, self._key, self._value, self.ttl_ms, done))
 
     def release(self) -> bool:
-        """Gives the lease back; False when it was not this holder's any more."""
+        """Gives the lease back; False when this holder had lost it."""
         return bool(self._client.eval(RELEASE, 1, self._key, self._value))
 
 
@@ -95,7 +95,7 @@ def acquire(
 ) -> Lease | None:
     """The lease, or None while another worker has it. Raises redis.RedisError.
 
-    `highest_token` is the store's own, so a Redis that lost its memory still gives a higher one.
+    `highest_token` comes from the store, so a Redis that lost its data still gives a higher token.
     """
     key, name, ttl_ms = lease_key(store_id, duty), uuid.uuid4().hex, int(ttl_s * 1000)
     token = client.eval(
@@ -135,10 +135,10 @@ def lease(
 
 
 class Coordination:
-    """The Redis of an app, as this process sees it: up, or down until it is time for another try.
+    """This process's view of an app's Redis: up, or down until the next try.
 
-    Duties continue without it. So an error is reported when it begins and when it changes, and no call waits for a
-    server that was down a moment ago.
+    Duties continue without Redis. An error is reported when it begins and when it changes. No call waits for a server
+    that was down a moment ago.
     """
 
     def __init__(self, location: RedisLocation) -> None:
@@ -162,7 +162,7 @@ class Coordination:
         return result
 
     def client(self) -> redis.Redis:
-        """A client of a server that fits. Raises redis.RedisError, ImproperlyConfigured."""
+        """A client of a server that can keep leases. Raises redis.RedisError, ImproperlyConfigured."""
         if self._client is None:
             client = connect(self.location)
             check_server(client)
@@ -179,7 +179,7 @@ class Coordination:
         before, self._problem = self._problem, text
         if (
             was_away and gone
-        ) or text == before:  # how a server that is away cannot be reached changes with each try
+        ) or text == before:  # the connection error of an absent server may change with each try
             return
         log.log(
             _level(logging.WARNING if gone else logging.ERROR),
@@ -198,12 +198,12 @@ class Coordination:
 
 
 class _Prefixed:
-    """Begins every key with `key_prefix`: a server that several apps share may let each only have keys of its own."""
+    """Adds `key_prefix` to every key: a server that several apps share may limit each app to its own prefix."""
 
     key_prefix = ""
 
     def execute_command(self, *words: Any, **options: Any) -> Any:
-        """One of the commands of the duties; their scripts take keys only as KEYS."""
+        """Runs a command of the duties. Their scripts take keys only as KEYS."""
         name, *rest = words
         if name == "EVAL":
             script, count, *rest = rest
@@ -225,14 +225,12 @@ class _PrefixedRedis(_Prefixed, redis.Redis):
 
 
 def connect(location: RedisLocation, *, tries: int = 1) -> redis.Redis:
-    """A client that asks nothing before its first command. It sends a command that failed `tries` times again. Raises
+    """A client that sends nothing before its first command. It repeats a failed command up to `tries` times. Raises
     ImproperlyConfigured for options that make no sense."""
     options: dict[str, Any] = {
         "socket_timeout": ANSWER_S,
         "socket_connect_timeout": CONNECT_S,
-        "retry": Retry(
-            NoBackoff(), tries
-        ),  # a connection that a restarted server closed; more is not worth waiting for
+        "retry": Retry(NoBackoff(), tries),  # one repeat is for a connection that a restarted server closed
         **location.options,
     }
     kind = _PrefixedRedis if location.key_prefix else redis.Redis
@@ -252,7 +250,7 @@ def connect(location: RedisLocation, *, tries: int = 1) -> redis.Redis:
             client = kind.from_url(location.for_redis_py(), **options)
         if isinstance(client, _PrefixedRedis):
             client.key_prefix = location.key_prefix
-        client.connection_pool.make_connection()  # not connected: it only looks at the options
+        client.connection_pool.make_connection()  # checks the options, does not connect
         return client
     except (TypeError, ValueError):
         raise ImproperlyConfigured(
@@ -261,11 +259,11 @@ def connect(location: RedisLocation, *, tries: int = 1) -> redis.Redis:
 
 
 def check_server(client: redis.Redis) -> None:
-    """Raises ImproperlyConfigured for a server that leases cannot be kept on: a cluster, or one before 6.2."""
+    """Raises ImproperlyConfigured for a server that cannot keep leases: a cluster, or a version before 6.2."""
     try:
         info = client.info("server")
     except redis.exceptions.NoPermissionError:
-        return  # without the right to INFO the scripts show the version
+        return  # without the right to INFO, the scripts reveal the version
     check_server_info(info)
 
 
@@ -299,7 +297,7 @@ def coordination_of(app: Any) -> Coordination | None:
 def redis_of(app: Any) -> redis.Redis:
     """This process's client for the Redis that coordinates: the setting `cystore_redis_url`, else the broker's.
 
-    Raises ImproperlyConfigured where neither is a Redis, redis.RedisError.
+    Raises ImproperlyConfigured if neither is a Redis, and redis.RedisError.
     """
     found = coordination_of(app)
     if found is None:
@@ -308,17 +306,17 @@ def redis_of(app: Any) -> redis.Redis:
 
 
 def redis_url_of(url: str) -> str:
-    """A URL in redis-py's spelling, from one that may be kombu's."""
+    """A URL in redis-py's spelling; the given URL may have kombu's."""
     return RedisLocation.parse(url).for_redis_py()
 
 
 def _level(level: int) -> int:
-    """A pool process leaves the telling to the worker's main process, which asks Redis too."""
+    """The level, DEBUG in a pool process: the worker's main process asks Redis too, and reports."""
     return logging.DEBUG if in_pool() else level
 
 
 def _forked() -> None:
-    """Connections are the parent's."""
+    """Connections belong to the parent."""
     _coordinations.clear()
 
 

@@ -1,11 +1,10 @@
 """Storing in a worker's main process: the states of revoked, timed out and lost tasks. The event loop waits for it a
 limited time.
 
-The loop has heartbeats to send and remote control to answer, while a put may have to wait for a process that stands
-still inside the append lock, or for a disk. So a thread of its own stores, in the order of the calls. The loop waits
-for it, as everywhere before a message is acknowledged, but no longer than `WAIT_S`, and not again before the thread has
-caught up. A SIGKILL in such a moment, and only then, leaves a task without its last state although its message is
-acknowledged. A warm shutdown waits for the thread.
+The loop must send heartbeats and answer remote control. A put may wait for a disk, or for a stopped process that holds
+the append lock. So a separate thread stores the states, in the order of the calls. The loop waits for the thread before
+a message is acknowledged, but at most `WAIT_S`, and not again before the thread has caught up. Only a SIGKILL during
+such a delay leaves an acknowledged task without its last state. A warm shutdown waits for the thread.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def _is_loop(app: Any) -> bool:
     return (
         getattr(app.loader, "worker_initialized", False)
         and not in_pool()
-        and not greenlets.in_use()  # there other greenlets run meanwhile
+        and not greenlets.in_use()  # other greenlets run while a put waits
         and threading.current_thread() is threading.main_thread()
         and get_current_task() is None
     )
@@ -68,7 +67,7 @@ def _tell(what: str, done: Future[None]) -> None:
 
 
 def _forked() -> None:
-    """The thread is the parent's."""
+    """The thread belongs to the parent."""
     global _thread, _late
     _thread = _late = None
 

@@ -5,7 +5,8 @@ property), so searches need no bodies. The body is a JSON object of details; unk
 those of `celery_results`: one for each task name, 0 without a name.
 
 Keys are ids only: a task's own, ``root:`` and the id of the root of its workflow (where that is another task),
-``group:`` and the id of its group. With the prefixes a question for one task never walks the workflow that it began.
+``group:`` and the id of its group. The prefixes keep a query for one task from reading the whole workflow that the task
+began.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     ),
 }
 
-FAILURES = (FAILED, TIMED_OUT, CHILD_LOST, REJECTED, UNKNOWN)  # a run that ended badly, each once
+FAILURES = (FAILED, TIMED_OUT, CHILD_LOST, REJECTED, UNKNOWN)  # events of failed runs; each run has one
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=str).encode
 
@@ -163,7 +164,7 @@ class Event:
 
     @property
     def state(self) -> str | None:
-        """The event, under the name that a transition's state has."""
+        """The name of the event. `Transition` has an attribute of the same name."""
         return self.event
 
     @property
@@ -171,7 +172,7 @@ class Event:
         """The fields of the body (`FIELDS`). Empty if it is not a JSON object."""
         try:
             fields = json.loads(bytes(self._message.body))
-        except (ValueError, RecursionError):  # crafted, with endless nesting
+        except (ValueError, RecursionError):  # a crafted body may be nested too deeply
             return {}
         return fields if isinstance(fields, dict) else {}
 

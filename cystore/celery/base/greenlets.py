@@ -1,9 +1,7 @@
-"""Calls that sleep in the operating system, made so that under gevent and eventlet only the greenlet that makes them
-waits.
+"""Calls that sleep in the operating system: under gevent and eventlet only the calling greenlet waits.
 
-They run in the hub's own pool of native threads. Everything else that the store does is short and takes no turn away
-from anybody; its locks are the operating system's (`cystore.system.threads.os_threads`), which a thread of the pool
-can share.
+They run in the hub's own pool of native threads. The store's other calls are short and run in the hub. Its locks are
+the operating system's (`cystore.system.threads.os_threads`), which a thread of the pool can share.
 """
 
 from __future__ import annotations
@@ -25,15 +23,15 @@ def in_use() -> bool:
 
 
 class Thread:
-    """A thread by `threading`'s means: a greenlet, if those are threads. For work with a server, because a socket
-    belongs to the hub that opened it. Starts when made, like `os_threads.Thread`."""
+    """A thread of `threading`, which may be a greenlet. Use it for work with a server, because a socket belongs to the
+    hub that opened it. Starts when made, like `os_threads.Thread`."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         self._thread = threading.Thread(target=target, name=name, daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Waits until it has ended, or for this time."""
+        """Waits until the thread has ended, at most for this time."""
         self._thread.join(timeout_s)
 
 

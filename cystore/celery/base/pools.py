@@ -2,8 +2,8 @@
 
 Such an error comes from storing a state: the disk is full, or the task's message has to go back to the broker
 (`Reject`). A prefork pool reports it to the worker. The others do not: a thread forgets it, and its place in the pool
-is lost; `solo` ends the worker; a greenlet prints a traceback. Here they report it to the worker as well, by the
-callback for results.
+is lost; `solo` ends the worker; a greenlet prints a traceback. With this module they also report it to the worker, by
+the callback for results.
 
 A worker that stops taking tasks gives the unstarted ones back to the broker, while the pool may be about to begin them.
 `claim` decides: a task is begun, or its message goes back.
@@ -23,12 +23,12 @@ POOL, BROKER = "pool", "broker"
 
 
 def claim(request: Any, by: str) -> bool:
-    """Whether a task is this one's: of the pool, which begins it, or of the broker. The first one has it for good."""
+    """Whether `by` gets a task: the pool begins it, or the broker gets its message back. The first claim is final."""
     return bool(request.__dict__.setdefault("_cystore_claimed", by) == by)
 
 
 def may_have_begun(pool: Any, request: Any) -> bool:
-    """Whether another process has a task that it may have begun: it says so a moment later."""
+    """Whether a pool process has a task and may have begun it; it reports the begin a moment later."""
     return not _in_own_process(pool) and request._apply_result is not None
 
 
@@ -38,8 +38,8 @@ def _in_own_process(pool: Any) -> bool:
 
 
 def tell_what_was_raised(pool: Any) -> None:
-    """From now on a worker hears of errors outside of the code of its tasks, whatever its pool is; and a pool in the
-    worker's own process claims a task before it begins it. Once for each pool."""
+    """Makes a pool in the worker's own process report errors outside of its tasks' code to the worker, and claim a task
+    before it begins it. Does so once for each pool."""
     pool_apply = getattr(pool, "on_apply", None)
     if pool_apply is None or not _in_own_process(pool) or hasattr(pool_apply, "__wrapped__"):
         return

@@ -30,18 +30,18 @@ def queue_of_store(store_id: str) -> str:
 
 def own_queue(name: str) -> Queue:
     """A queue on the broker's default exchange, reached by its name alone: it needs no binding that outlives it.
-    Messages of the shared one need no acknowledgement, which would cost eight commands of a Redis."""
+    Messages of the shared queue need no acknowledgement, which would cost eight Redis commands."""
     return Queue(name, Exchange(""), routing_key=name, no_ack=name == SHARED)
 
 
 def by_name(queue: Queue) -> Queue:
-    """Takes the app's default exchange, which Celery gives a queue that it adds, away again."""
+    """Removes the app's default exchange, which Celery gives each queue that it adds."""
     queue.exchange = Exchange("")
     return queue
 
 
 def declared(app: Any, store_id: str) -> str:
-    """The queue's name, known to the app from now on: also where `task_create_missing_queues` is off."""
+    """Makes the queue known to the app, even if `task_create_missing_queues` is off; returns its name."""
     name = queue_of_store(store_id)
     if name not in app.amqp.queues:
         by_name(app.amqp.queues.add(own_queue(name)))
@@ -49,7 +49,7 @@ def declared(app: Any, store_id: str) -> str:
 
 
 def consume_own_queue(app: Any, store_id: str) -> None:
-    """For a worker that starts: it listens to its store's queue and to `cystore`, whatever its ``-Q`` says."""
+    """Makes a starting worker listen to its store's queue and to `cystore`, whatever its ``-Q`` says."""
     for name in (queue_of_store(store_id), SHARED):
         by_name(app.amqp.queues.select_add(own_queue(name)))
 

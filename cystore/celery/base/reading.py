@@ -1,7 +1,7 @@
 """Messages newest first, read on demand: of queues, and of a key. For `history`.
 
-Undispatched messages count too. A store that is open for reading only cannot dispatch. For queues the end of the log is
-searched instead, and only the places of wanted messages are remembered; a query by key does so itself.
+Undispatched messages count too, although a read-only store cannot dispatch. For queues this module searches the end of
+the log, and remembers only the positions of wanted messages. A query by key searches the end of the log itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIRST_PAGE, PAGE = 32, 4096  # messages of a key
 
 
 class Placed(Protocol):
-    """Something that stands at a place in the log."""
+    """An object with a position in the log."""
 
     @property
     def physical_offset(self) -> int:
@@ -32,7 +32,7 @@ Entry = TypeVar("Entry", bound=Placed)
 
 def merged(*streams: Iterable[Entry]) -> Iterator[Entry]:
     """Several streams that are each newest first, as one."""
-    # Store timestamps never go back: the order of places is that of times.
+    # Store timestamps never go back, so the order of positions is the order of times.
     return heapq.merge(*streams, key=lambda entry: -entry.physical_offset)
 
 
@@ -40,8 +40,8 @@ def of_queues(
     store: MessageStore, topic: str, queue_ids: Collection[int] | None = None, *, tags: Collection[str] = (),
     begin_ms: int = 0, end_ms: int | None = None, ordered: bool = True,
 ) -> Iterator[Message]:  # fmt: skip
-    """Messages of some queues of a topic (default: of all), with one of the tags, from `begin_ms` to `end_ms`. Without
-    an order they come queue by queue, which is faster."""
+    """Messages of some queues of a topic (default: of all), with one of the tags, from `begin_ms` to `end_ms`. With
+    `ordered` False they come queue by queue, which is faster."""
 
     def is_wanted(message: Message) -> bool:
         return (
@@ -77,7 +77,7 @@ def of_key(
         if len(found) < count:
             return
         before, end_ms = min(before, found[-1].physical_offset), found[-1].store_timestamp_ms
-        # Without any new message the whole page is of one millisecond.
+        # If no message is new, all messages of the page have the same millisecond.
         count = min(count * 4, PAGE) if fresh else count * 4
 
 
@@ -97,11 +97,10 @@ def _of_queue(
     store: MessageStore, topic: str, queue_id: int, bounds: QueueRange, tags: frozenset[str], begin_ms: int,
     end_ms: int | None, dispatched: int,
 ) -> Iterator[Message]:  # fmt: skip
-    """Messages of a queue below a place in the log, from the last one not after `end_ms` to the first not before
-    `begin_ms`."""
+    """Messages of a queue below a position in the log, stored from `begin_ms` to `end_ms`, newest first."""
     high, batch = bounds.max_offset, BATCH
     if end_ms is not None:
-        # The nearest one may be the first that is later.
+        # The nearest message may be the first later one.
         high = min(high, store.offset_by_time(topic, queue_id, end_ms + 1) + 1)
     while high > bounds.min_offset:
         low = max(bounds.min_offset, high - batch)
@@ -127,7 +126,7 @@ def _between(
     """Messages with queue offsets in [low, high) and one of the tags; a single get may end earlier, at its limit of
     bytes."""
     found: list[Message] = []
-    # The name of an app's own state may mean something else in an expression.
+    # In an expression, the name of an app's own state may have another meaning.
     expression = " || ".join(sorted(tags)) if all(tag.isidentifier() for tag in tags) else ""
     while low < high:
         got = store.get(topic, queue_id, low, high - low, tags=expression)

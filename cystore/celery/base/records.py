@@ -28,14 +28,14 @@ from cystore.celery.stores import RESULTS_TOPIC, compacts_results
 RESULTS, GROUPS, CHORDS = RESULTS_TOPIC, "celery_groups", "celery_chords"
 TOPICS = (RESULTS, GROUPS, CHORDS)
 FORGET, SAVED = "FORGET", "SAVED"
-# property of a state that came from another host after the state that followed it: history alone shows it
+# property of a state that came from another host after its successor: only the history shows it
 LATE = "late"
-# Behind the key of a task, the other keys of its ends in a store that compacts results: no id is encoded like that.
+# In a store that compacts results, the ends of a task have further keys: its key with a suffix that no id has.
 SUCCEEDED, ENDED = "%SUCCESS", "%END"
 NAMED_QUEUES = 1023
 FIRST_LOOK = 32  # records of one id; nearly all have two
 
-# Keys are stored with blanks between them, properties with two control characters; % begins an escape.
+# Blanks separate stored keys, and two control characters separate properties; % begins an escape.
 _UNSAFE = frozenset(" %\x01\x02")
 _SAFE_ASCII = "".join(c for c in map(chr, range(33, 127)) if c not in _UNSAFE)
 
@@ -59,16 +59,16 @@ def queue_of(name: str | None) -> int:
 
 
 def is_tombstone(message: Message) -> bool:
-    """True for the record of a `forget`: alone it has no body."""
+    """True for the record of a `forget`: no other result or group has an empty body."""
     return len(message.body) == 0
 
 
 def fold(records: Iterable[Message]) -> Message | None:
     """The valid record among an id's records, given newest first; None if there is none since the last forget.
 
-    It is the newest one, except that a SUCCESS stays: a duplicate that is redelivered after its worker was lost, and
-    fails or begins again later, changes nothing. Of two successes the first one counts, because somebody may have read
-    it already.
+    The newest record is valid, except that a SUCCESS stays: if the broker redelivers the task after its worker was
+    lost, the duplicate's later states change nothing. Of two successes the first one counts, because a client may have
+    read it already.
     """
     newest = success = None
     for record in records:

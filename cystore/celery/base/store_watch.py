@@ -36,7 +36,7 @@ SETTING = "cystore_store_away"
 EXIT, WAIT = "exit", "wait"
 LOOK_S = 1.0
 SLEEP_S = 5.0  # a loop turns every one or two seconds: for its broker, its heartbeat
-BEGIN_S = 10.0  # a pool process says within this time that it has begun a task, or it stands still
+BEGIN_S = 10.0  # a pool process that is not stopped reports a begun task within this time
 EXIT_CODE = os.EX_IOERR
 HANDOVER_EXIT_CODE = os.EX_TEMPFAIL
 
@@ -59,7 +59,7 @@ def away(path: str) -> StoreError | None:
         store.check_takes_puts()
     except StoreClosedError:
         return None
-    except StoreError as error:  # of a forked child also: it cannot attach
+    except StoreError as error:  # also in a forked child that cannot attach
         return error
     return None
 
@@ -73,7 +73,7 @@ def full(path: str) -> StoreFullError | None:
             store.check_room()
     except StoreFullError as error:
         return error
-    except StoreError:  # it is closed, or away
+    except StoreError:  # the store is closed, or away
         return None
     return None
 
@@ -83,13 +83,13 @@ def handed_over(path: str) -> bool:
     store = opened_at(path)
     try:
         return store is not None and store.asked_to_leave()
-    except StoreError:  # it is away, which says more
+    except StoreError:  # `away` reports this error
         return False
 
 
 @contextmanager
 def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
-    """Around the storing of a task's state: if the store is away, a worker's task is rejected and its message goes
+    """Wraps the storing of a task's state. If the store is away, the worker's task is rejected and its message goes
     back."""
     try:
         yield
@@ -120,7 +120,7 @@ def _no_space(app: Any, path: str, request: Any, error: StoreFullError) -> None:
     if store is not None:
         with suppress(StoreError):
             store.check_room(refused=True)  # all processes know it now
-    if app.conf.result_backend_always_retry:  # it waits for space
+    if app.conf.result_backend_always_retry:  # Celery's retry waits for space
         return
     if _is_late(app, request):
         raise Reject(error, requeue=True) from error
@@ -135,7 +135,7 @@ def _is_late(app: Any, request: Any) -> bool:
 
 
 class StoreWatch(bootsteps.StartStopStep):
-    """The step of a worker's consumer that looks."""
+    """The step of a worker's consumer that watches the store."""
 
     label = "cystore store"
     requires = STARTED_BEFORE
@@ -146,7 +146,7 @@ class StoreWatch(bootsteps.StartStopStep):
         self._path = consumer.app.backend.location.path
         self._away = self._leaves = self._full = False
         self._exit_code: int | None = None
-        self._exits_at = 0.0  # at the latest
+        self._exits_at = 0.0  # the latest time for the end of the worker
         self._timer: Any = None
         self._before: Any = None
         self._hub: Any = None
@@ -154,7 +154,7 @@ class StoreWatch(bootsteps.StartStopStep):
         self._looked_s = 0.0
 
     def start(self, parent: Any) -> None:
-        """Each time that the worker is connected to its broker."""
+        """Celery calls this each time the worker is connected to its broker."""
         tell_what_was_raised(parent.pool)
         self._before = self._before_task(parent)
         parent.on_task_message.add(self._before)
@@ -166,7 +166,7 @@ class StoreWatch(bootsteps.StartStopStep):
         self._timer = parent.timer.call_repeatedly(each_s, parent.call_soon, (self._look, parent))
 
     def stop(self, parent: Any) -> None:
-        """Before each new connection, and before Celery stops the heart."""
+        """Celery calls this before each new connection, and before it stops the heart."""
         end_heartbeats(parent)
         parent.on_task_message.discard(self._before)
         if self._hub is not None:
@@ -180,7 +180,7 @@ class StoreWatch(bootsteps.StartStopStep):
     def _before_task(self, consumer: Any) -> Any:
         def look(request: Any) -> None:
             self._look(consumer)
-            if self._away or self._leaves or self._full:  # it came before consuming ended
+            if self._away or self._leaves or self._full:  # the task came before consuming ended
                 _give_back([request])
 
         return look
@@ -247,8 +247,9 @@ class StoreWatch(bootsteps.StartStopStep):
         self._end(consumer)
 
     def _end(self, consumer: Any) -> None:
-        """Ends the worker once the pool has begun all tasks that it has. At its end Celery drops the others: it would
-        wait 30 s for a process that has begun one, and the broker would give that task to another worker too."""
+        """Ends the worker once the pool has reported all its tasks as begun. At its end Celery drops unreported tasks.
+        If a process had begun one of them, Celery would wait 30 s for it, and the broker would give the task to another
+        worker too."""
         if monotonic_s() >= self._exits_at or not any(
             may_have_begun(consumer.pool, request) for request in _unstarted()
         ):
@@ -261,7 +262,7 @@ class StoreWatch(bootsteps.StartStopStep):
 
 
 def _unstarted() -> list[Any]:
-    """Tasks of this worker that nobody has said to have begun."""
+    """Tasks of this worker that are not reported as begun."""
     # Celery 5.7 keeps tasks with an ETA in a set of their own.
     known = (*state.reserved_requests, *getattr(state, "scheduled_requests", ()))
     return [request for request in known if request not in state.active_requests]
@@ -277,8 +278,8 @@ def _stop_consuming(consumer: Any) -> None:
 
 
 def _give_back(requests: list[Any]) -> None:
-    """Returns messages to the broker. Whatever still holds such a request finds it revoked or claimed, and does not run
-    it."""
+    """Returns messages to the broker. A pool or timer that still holds such a request finds it revoked or claimed, and
+    does not run it."""
     for request in requests:
         if not claim(request, BROKER):  # a thread begins it
             continue

@@ -1,4 +1,4 @@
-"""The runs of a chord, folded from its records, in whatever order and however often these are read.
+"""The runs of a chord, folded from its records. Neither their order nor repeated reading changes the result.
 
 Topic `celery_chords`; keys: the group id, and the run, an id that each application of a chord gets anew (a frozen
 chord that is applied again has the same group and task ids). Only a `PART` (the result, as Celery encoded it) and an
@@ -10,7 +10,7 @@ chord that is applied again has the same group and task ids). Only a `PART` (the
 | `SIZE` | 0 | how many parts it has; put before the last header task is sent | `size` |
 | `ADDED` | 0 | one part more (`add_to_chord`) | `task_id` |
 | `PART` | 1 to 15 | a header task ended; in one append with its result | `task_id`, `index`, `state`, `added` |
-| `CLAIM` | 0 | somebody is about to send the body | `claim`, `lives_ms` |
+| `CLAIM` | 0 | a worker is about to send the body | `claim`, `lives_ms` |
 | `DONE` | 0 | the body was sent, or the chord failed | `claim`, `outcome` |
 
 All have the property `run`. A run is complete when there are as many *distinct* parts (task id and index) as `SIZE` and
@@ -53,7 +53,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Run:
-    """The state of one run by its records, in whatever order and however often they are read."""
+    """The state of one run by its records. Neither their order nor repeated reading changes it."""
 
     group_id: str
     run_id: str
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """True once the body is out."""
+        """True once the body was sent, or the chord failed."""
         return self.done_at is not None
 
     @property
@@ -113,7 +113,7 @@ class Run:
 
 
 def read_run(store: MessageStore, group_id: str, run_id: str) -> Run:
-    """A run as the log has it."""
+    """Reads a run from the log."""
     run, key = Run(group_id, run_id), records.key_of(group_id)
     found = records.records_of(store, CHORDS, run_id or key, to_tombstone=False)
     for message in reversed(found):
@@ -123,9 +123,9 @@ def read_run(store: MessageStore, group_id: str, run_id: str) -> Run:
 
 
 class Table:
-    """The runs that this process has to do with, kept up to date by following the queues that they are in."""
+    """The runs that this process works on. The table follows their queues to stay up to date."""
 
-    FAR_BEHIND = 2_000  # records of a queue: then it is cheaper to read runs again by key
+    FAR_BEHIND = 2_000  # unread records of a queue; reading runs by key is then cheaper
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -133,7 +133,7 @@ class Table:
         self._next: dict[int, int] = {}
 
     def look(self, store: MessageStore, group_id: str, run_id: str) -> Run:
-        """A run, with everything in it that was appended before."""
+        """A run with all its records that were appended before this call."""
         which = (group_id, run_id)
         with self._lock:
             self._follow(store, 0)
@@ -146,8 +146,8 @@ class Table:
             return self._runs[which]
 
     def may_be_complete(self, store: MessageStore, group_id: str, run_id: str) -> bool:
-        """False if the queues have not grown enough since the last look to contain the run's last part, which saves
-        nearly all parts a look. The worker that appended the last part finds enough growth, so `look` shows it the
+        """False if the queues have grown too little since the last look to contain the run's last part. Nearly all
+        parts then need no look. The worker that appended the last part finds enough growth, so `look` shows it the
         whole run."""
         with self._lock:
             run = self._runs.get((group_id, run_id))
@@ -156,7 +156,7 @@ class Table:
             part_queue = queue_of(run_id, group_id)
             grown = store.next_queue_offset(CHORDS, part_queue) - self._next[part_queue]
             if grown > self.FAR_BEHIND // 2:
-                return True  # to stay near
+                return True  # a look keeps the table near the queue's end
             if run.size is None:
                 return store.next_queue_offset(CHORDS, 0) > self._next[0]
             return len(run.parts) + grown >= run.size + len(run.added)
@@ -183,7 +183,7 @@ class Table:
 
 def _remembered(run: Run) -> Run:
     """The part of a run that a table keeps: a finished run needs no more, and a thousand large ones would take much
-    memory. A caller that works with a run has the whole one."""
+    memory. A caller of `look` gets the whole run."""
     return Run(run.group_id, run.run_id, done_at=run.done_at) if run.done else run
 
 

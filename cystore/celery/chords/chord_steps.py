@@ -2,9 +2,10 @@
 body.
 
 A worker that finds a run complete appends a claim and reads back: the first claim in log order wins, so no lock is held
-while the body is sent. After a kill before the part, the task runs again. After a kill behind the part or the claim,
-`sweep` ends the run. After a kill behind the sending of the body there is a claim without `DONE`: the body is not sent
-again if the store has heard of it; otherwise it is sent twice under one task id, which the history shows.
+while the body is sent. If a worker is killed before it stored the part, the task runs again. If it is killed after the
+part or the claim, `sweep` ends the run. If it is killed after it sent the body, a claim without `DONE` is left: the
+body is not sent again if the store knows its task. Otherwise it is sent twice under one task id, which the history
+shows.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cystore")
 
-RUN = "cystore_run"  # beside task, args and options in the signature of a body, so that it comes back with each part
+RUN = "cystore_run"  # field of a body's signature, beside task, args and options; each part brings it back
 HOLD = "celery_chords"  # the hold on the segments of open chords
 CLAIM_S = 30  # setting cystore_chord_claim_s: longer than sending a message may take
-EXPIRES_S = 7 * 24 * 3600  # where neither result_chord_expires nor result_expires says anything
+EXPIRES_S = 7 * 24 * 3600  # if neither result_chord_expires nor result_expires is set
 
 
 def expires_ms(app: Any) -> int:
@@ -77,7 +78,7 @@ _held: set[str] = set()  # stores known to have the hold
 
 
 def _forked() -> None:
-    """Locks may have been held by threads that the child does not have."""
+    """Threads that the child does not have may have held the locks."""
     global _opened, _added
     _tables.clear()
     _sweepers.clear()
@@ -156,13 +157,13 @@ class Chords:
         run_id = _run_of(getattr(request, "chord", None))
         home = homes.home_of(self._backend, request)
         if request is not None and home != homes.own_id(self._backend):
-            # Messages overtake each other: the part of the task that added it says it again.
+            # Messages overtake each other, so the part of the adding task repeats the new task's id.
             _added.setdefault(request.id, []).append(records.key_of(task_id))
         self._retrying(self._put, home, [_record(ADDED, group_id, run_id, task_id=records.key_of(task_id))])
 
     @contextmanager
     def ending(self, request: Any) -> Iterator[None]:
-        """While a task is marked as ended: its result takes its part with it, in one append."""
+        """Around the marking of a task as ended: its result and its part are stored in one append."""
         token = _ending.set(_Ending(request) if is_part(request) else None)
         try:
             yield
@@ -177,7 +178,7 @@ class Chords:
         return self._part(request, state, result)
 
     def stored(self) -> None:
-        """The part that `part_with` gave is in the store."""
+        """Notes that the part from `part_with` is in the store."""
         ending = _ending.get()
         if ending is not None:
             ending.stored = True
@@ -215,12 +216,12 @@ class Chords:
         homes.put(self._backend, home, fields, flush=flush)
 
     def _retrying(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Makes `call`, repeated if the app has `result_backend_always_retry`, because no other worker would do it
-        later. The end of a run, `CLAIM` and `DONE`, is not repeated: `sweep` does it later."""
+        """Makes `call`, and repeats it if the app has `result_backend_always_retry`, because no other worker would do
+        it later. `CLAIM` and `DONE`, the end of a run, are not repeated: `sweep` does them later."""
         retrying(self._backend, call, *args, **kwargs)
 
     def hold(self) -> None:
-        """Before a chord is opened: the first one of a store begins a hold, which `sweep` moves on."""
+        """Called before a chord is opened. The first chord of a store begins a hold, which `sweep` moves on."""
         store = self._backend.store
         if str(store.path) not in _held:
             if HOLD not in store.holds():
@@ -236,8 +237,8 @@ class Chords:
                 self.settle(records.id_of(one["keys"][0]), one["properties"].get("run", ""))
 
     def settle(self, group_id: str, run_id: str, chord: Any = None) -> bool:
-        """Sends the body if the run is complete and no other worker does: True. `chord` is the body as a part's message
-        has it."""
+        """Sends the body if the run is complete and no other worker sends it; returns whether it did. `chord` is the
+        body from a part's message."""
         backend, store = self._backend, self._backend.store
         path = str(store.path)
         table = _tables.get(path) or _tables.setdefault(path, Table())
@@ -396,8 +397,8 @@ def _record(kind: str, group_id: str, run_id: str, body: bytes = b"", **properti
 
 # ----------------------------------------------------------------------------------------------- the sweep
 
-FIRST_LOOK_MS = 5_000  # after a chord was opened; most are done by then
-LOOKS = 8  # then again each time it has got older by an eighth
+FIRST_LOOK_MS = 5_000  # from the opening of a chord to its first look; most chords are done by then
+LOOKS = 8  # then a look each time the chord's age grew by an eighth
 READ_AT_ONCE = 10_000  # records of queue 0 in one sweep
 HOLD_STEP_BYTES = 4 << 20
 
@@ -442,7 +443,7 @@ class Sweeper:
             due = [which for which, one in self._open.items() if one.look_ms <= now_ms]
             sent = sum(self._look(backend, which, now_ms) for which in due[:max_chords])
             self._move_hold(backend, read)
-            self._wrote = wrote if read == covered else -1  # where more is left to read, the next look is due
+            self._wrote = wrote if read == covered else -1  # if more is left to read, a look is due
             return sent
 
     def _read(self, store: MessageStore, covered: int) -> int:
@@ -513,13 +514,13 @@ _sweepers: dict[str, Sweeper] = {}
 
 
 def sweep_is_due(store: MessageStore) -> bool:
-    """Whether a sweep of this process may find something. Costs next to nothing."""
+    """Whether a sweep of this process may find something. Costs almost nothing."""
     return _sweepers.setdefault(str(store.path), Sweeper()).is_due(store)
 
 
 def sweep(app: Any, store: MessageStore, *, max_chords: int = 1_000) -> int:
-    """Ends chords whose parts are all there and whose body no worker sends, at most this number; returns the number of
-    bodies sent.
+    """Ends at most `max_chords` chords that have all parts and whose body no worker sends; returns the number of bodies
+    sent.
 
     Cheap if no chord is open: it reads one queue's new records since the last call. Moves the hold of open chords, and
     gives up (with a warning) those that are open for longer than `result_chord_expires`, else `result_expires`. Any

@@ -1,9 +1,8 @@
 """The commands under ``celery -A APP cystore``: one small module for each. All but
 `create` and `rerun` only read, and no worker has to run.
 
-Celery loads them in each of its programs, before the app and whatever the arguments are. It is the only place where a
-worker meets cystore even if nothing uses the result backend (`celery worker --quiet`). So `queues` is imported here, by
-name.
+Each of Celery's programs loads this module, before the app and whatever the arguments are. If nothing uses the result
+backend (`celery worker --quiet`), a worker loads no other part of cystore. So this module imports `queues`, by name.
 
 May import `cystore.celery.commands.tasks` and what is below it: docs/architecture.md.
 """
@@ -37,7 +36,7 @@ Every command takes --json, and --help shows examples."""
 
 
 class _Quiet(click.Group):
-    """Ends without a word when the reader of the output goes away (`| head`), as the program `cystore` does."""
+    """Ends silently when the reader of the output goes away (`| head`), as the program `cystore` does."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Flushes the command's output while that can still fail quietly."""

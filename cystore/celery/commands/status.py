@@ -1,5 +1,5 @@
-"""`celery cystore status`: how things stand. Each section of the answer is one function; more can be added to
-`SECTIONS`."""
+"""`celery cystore status`: the state of the store and the fleet. Each section of the answer is one function; more can
+be added to `SECTIONS`."""
 
 from __future__ import annotations
 

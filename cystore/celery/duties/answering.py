@@ -1,8 +1,8 @@
 """The step of a worker that answers other hosts' requests for results of its store.
 
-Its threads start after the last fork of the boot steps. A later fork, of a pool process that is replaced, waits for the
-end of their present work, but not for their sleep: that is one system call, and holds nothing that the child would wait
-for.
+Its threads start after the last fork of the boot steps. A later fork, which replaces a pool process, waits until they
+end their present work. It does not wait for their sleep: a sleep is one system call and holds no lock that the child
+needs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cystore.services.threads import ServiceThread
 log = logging.getLogger("cystore.celery")
 
 SETTING = "cystore_read_service"
-LOOK_S = 2.0  # after whether the process that answers is gone
+LOOK_S = 2.0  # between two checks whether the answering process is gone
 JOIN_S = 5.0
 
 TURN = ForkLock()
 
 
 class ReadHost(bootsteps.StartStopStep):
-    """The step of a worker's consumer: those begin after all processes of the boot were forked."""
+    """A step of the worker's consumer. Such steps begin after the boot has forked all its processes."""
 
     label = "cystore read service"
     requires = STARTED_BEFORE
@@ -43,7 +43,7 @@ class ReadHost(bootsteps.StartStopStep):
         self._service: Any = None
 
     def start(self, parent: Any) -> None:
-        """With the first connection to the broker; the threads stay through all others."""
+        """Starts the threads at the first connection to the broker; they stay through all later ones."""
         if self._threads or not parent.app.conf.get(SETTING, True):
             return
         try:
@@ -58,7 +58,7 @@ class ReadHost(bootsteps.StartStopStep):
         except (StoreError, ImproperlyConfigured, ImportError) as error:
             log.error("other hosts cannot read results of this worker's store: %s", error)
             return
-        "".encode("idna")  # a connection imports this, in the thread that forks
+        "".encode("idna")  # loads a codec that connections need, in the thread that forks
         self._service = service
         for name, turn in (("reads", service.turn), ("read-waits", service.wait_turn)):
             self._threads.append(

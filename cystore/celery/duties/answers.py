@@ -1,4 +1,5 @@
-"""Answers for one store. One process of a host gives them at a time; the kernel ends its lock with the process.
+"""Answers for one store. One process of a host at a time gives them, under a lock that the kernel ends with the
+process.
 
 One thread takes requests from Redis and answers those that can be answered at once. Another one handles the requests
 that wait for a result. A process that takes over repeats the requests that its predecessor had taken and not answered.
@@ -43,16 +44,16 @@ from cystore.system import files
 log = logging.getLogger("cystore.celery")
 
 LOCK = "readService.lock"
-SPARE_MS = 1_000  # of a request's time are left for its answer
-TAKE_S = 12.0  # an idle service asks Redis so seldom
-SIGN_S = 12.0  # two are lost before clients believe that nobody answers
-RENEW_S = 120.0  # of the keys' lifetimes, ten minutes and more
-AWAY_S = 2.0  # until Redis is asked again
+SPARE_MS = 1_000  # kept of a request's time, for its answer
+TAKE_S = 12.0  # the longest wait of an idle service for a request
+SIGN_S = 12.0  # between two signs; a client counts a store as silent after two lost ones
+RENEW_S = 120.0  # between two renewals of the keys' lifetimes, which are ten minutes and more
+AWAY_S = 2.0  # between two tries of a Redis that is away
 TOLD_S = 60.0  # crafted messages are logged at most this often
 WAITING_MOST = 1_000  # ids that requests wait for
 LARGE_BYTES = 64 << 10
-UNREAD_BYTES_MOST = 128 << 20  # of large answers that no client has taken
-LOOK_EVERY_S = 1.0  # for a process that was killed after its append, before it woke anybody
+UNREAD_BYTES_MOST = 128 << 20  # the most bytes of large answers that no client has taken
+LOOK_EVERY_S = 1.0  # finds appends of a process that was killed before it woke the waiters
 GATHER_S, GATHER_EACH_S, GATHER_MOST_S = (
     0.004,
     0.0001,
@@ -71,7 +72,7 @@ class _Waiting:
 
 
 class ReadService:
-    """`turn` and `wait_turn` are for a thread each. `guard` is held while either is at work, not while it sleeps."""
+    """One thread calls `turn`, another `wait_turn`. Each holds `guard` while it works, not while it sleeps."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class ReadService:
         self.home = store_id_of(store)
         self._location = location
         self._line = lists.Line(location)
-        self._answers = lists.Line(location)  # of the thread that waits
+        self._answers = lists.Line(location)  # the connection of the thread that waits
         self._lock: Any = None
         self._sign_at = self._renew_at = self._retry_at = self._tell_at = 0.0
         self._clock_ms = 0.0  # the server's time, less this process's monotonic time
@@ -97,7 +98,7 @@ class ReadService:
     # -------------------------------------------------------------------------------------------- requests
 
     def turn(self) -> Progress:
-        """Takes one request, or waits for it; nothing while another process of this store does."""
+        """Takes one request, or waits for one. Does nothing while another process of this store answers."""
         with self._guard:
             if not self._may_serve():
                 return Progress(0)
@@ -127,7 +128,8 @@ class ReadService:
         if self._ended or monotonic_s() < self._retry_at:
             return False
         if self._lock is None:
-            # Of this process, not of the file's opening: a pool process that outlives its parent does not hold it.
+            # The lock belongs to the process, not to the open file: a pool process that outlives its parent does not
+            # hold it.
             lock = files.open_file(self._store.path / "config" / LOCK, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.lockf(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,7 +187,7 @@ class ReadService:
         self._line.wake()
 
     def close(self) -> None:
-        """After the threads have ended."""
+        """Called after the threads have ended."""
         self._line.close()
         self._answers.close()
         self._give_up_lock()
@@ -225,7 +227,7 @@ class ReadService:
         self._answer(self._line, request, taken, found, refused)
 
     def _find(self, request: Request) -> tuple[tuple[Found, ...], str]:
-        """The present result of each id, and the reason why there is none."""
+        """The present result of each id, and an empty text; or nothing, and the reason."""
         try:
             if request.part is not None:
                 return (self._part(request, *request.part),), ""
@@ -245,7 +247,8 @@ class ReadService:
         return _found_in(task_id, message)
 
     def _part(self, request: Request, at: int, begin: int) -> Found:
-        """The rest of one result. Its place comes from outside, so it must contain a record of that id."""
+        """The rest of one result. The request names its place, which may be wrong: a record of that id must be
+        there."""
         (task_id,) = request.ids
         try:
             message = self._store.read(at)
@@ -304,7 +307,7 @@ class ReadService:
                 self._answer_ready()
                 nap_s = self._nap_s()
         except lists.AWAY as error:
-            with self._guard:  # the other thread finds out as well
+            with self._guard:  # the other thread meets the error too
                 self._answers.close()
                 self._waiting.clear()
             log.debug("could not answer: %s", error)

@@ -1,7 +1,7 @@
 """The duties, and how one is run: a lease, then step after step until nothing is left or the time is over.
 
-The lease is in Redis if the app has one that answers, else in the store's control block. Both give tokens out of one
-sequence, because acquiring passes on the store's highest token, and every step refuses a token that is older than the
+The lease is in Redis if the app has one that answers, else in the store's control block. Both take tokens from one
+sequence, because each acquire passes on the store's highest token. Every step refuses a token that is older than the
 newest. So two workers never do a duty at once, whatever Redis says (`cystore.services.duty_table`). A kill leaves a
 lease that ends by itself, and an unfinished step, which the store's own locks repair.
 """
@@ -31,8 +31,8 @@ from cystore.system.threads.repeated_errors import Trouble
 
 log = logging.getLogger("cystore.celery")
 
-LOCK_WAIT_S = 0.1  # for another process that is inside a step
-STEP_BYTES = 4 << 20  # of log dispatched in one step, some 15 ms
+LOCK_WAIT_S = 0.1  # the longest wait for another process that is inside a step
+STEP_BYTES = 4 << 20  # the log that one step dispatches, in some 15 ms
 STEP_MESSAGES = 1_000  # delivered in one step
 EXPIRES_PERIODS = 0.8  # a tick that no worker took expires before the next one comes
 IDLE_S = 300.0  # a duty without need is done this often, in case its need was not noticed
@@ -54,7 +54,7 @@ class Duty:
     lease_s: float
     step: Callable[[Any, MessageStore], tuple[int, bool]]
     needed: Callable[[MessageStore], bool]
-    # talks to the broker, with connections that belong to the thread (under greenlets: the hub) they are of
+    # True: it uses connections to the broker, which belong to one thread (under greenlets: to one hub)
     sends: bool = False
 
     @property
@@ -69,8 +69,8 @@ class Duty:
 
 
 def _reput(app: Any, store: MessageStore) -> tuple[int, bool]:
-    """Dispatches appended records into consume queues and index; counts bytes of log. Otherwise readers do the same
-    before they read. Source: DefaultMessageStore.ReputMessageService."""
+    """Dispatches appended records into consume queues and index; counts bytes of log. Without this duty, readers do the
+    same before they read. Source: DefaultMessageStore.ReputMessageService."""
     done = store.dispatch(max_bytes=STEP_BYTES, timeout_s=LOCK_WAIT_S)
     return done, done > 0
 
@@ -124,7 +124,7 @@ ALL: dict[str, Duty] = {
 }
 
 
-NEEDED = (CLEAN_EXPIRED, DELIVER_DELAYED, CHORD_SWEEP)  # the needs of every store, with or without ticks
+NEEDED = (CLEAN_EXPIRED, DELIVER_DELAYED, CHORD_SWEEP)  # duties that every store needs, with or without ticks
 
 
 class Held(Protocol):
@@ -224,7 +224,7 @@ def _redis_lease(app: Any, store: MessageStore, duty: Duty) -> tuple[Any, bool]:
 
 
 class _Remote:
-    """A lease in Redis of a Redis that may go away: then it counts as lost."""
+    """A lease in a Redis that may go away; it then counts as lost."""
 
     def __init__(self, coordination: Any, held: Any) -> None:
         self.token = held.token
@@ -325,8 +325,8 @@ def overdue_here(
 
 
 def needed_here(store: MessageStore, periods: int = 1, idle_s: float = IDLE_S) -> list[str]:
-    """Duties of a store that have work and that no worker ran for this number of periods; after `idle_s` also the
-    others."""
+    """Duties of a store that have work and that no worker ran for this number of periods; after `idle_s` also duties
+    without work."""
     found = []
     for duty in ALL.values():
         since_s = _since_s(store, duty)
@@ -349,7 +349,7 @@ def quiet_s(store: MessageStore, least_s: float) -> float:
 
 
 def _is_needed(store: MessageStore, duty: Duty) -> bool:
-    """If the need is unknown, the duty is done, and reports the reason."""
+    """An unknown need counts as a need: the duty runs and reports the reason."""
     try:
         return duty.needed(store)
     except StoreClosedError:

@@ -7,9 +7,9 @@ that the store needs. It also sends heartbeats to Redis. It looks once a second,
 appended it sleeps until a duty is due, at most `duties.QUIET_S`. While the store needs nothing it asks Redis nothing.
 
 A thread does it (a greenlet, if those are threads). It starts after the last fork of the boot steps, beat's included. A
-later fork, of a pool process that is replaced, waits for the end of the thread's turn. Otherwise the child would
-inherit the lock of the thread's running import, and wait for it for ever. A kill leaves leases and a heartbeat that
-expire by themselves.
+later fork, which replaces a pool process, waits for the end of the thread's turn. Otherwise the child would inherit the
+lock of the thread's running import, and wait for it for ever. A kill leaves leases and a heartbeat that expire by
+themselves.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logging.getLogger("cystore.celery")
 EVENTS_SETTING = "cystore_duty_events"
 LOOK_S = 1.0
 FORK_WAIT_S = 5.0
-MISSED_PERIODS = 3  # without which a duty that is needed counts as not done
+MISSED_PERIODS = 3  # after so many without a run, a needed duty counts as not done
 PRUNE_S = 600.0
 JOIN_S = 10.0
 REPUT_WAIT_S = 0.25
@@ -56,9 +56,9 @@ ASK_AGAIN_S = 1.0  # for a lease that another worker has
 
 
 class ForkLock:
-    """Keeps forks of this process out of a turn: the turn holds a lock that a fork takes first. A fork does not wait
-    for a turn that takes longer than `FORK_WAIT_S`, because a disk or a server does not answer. Python never drops
-    functions registered for forks, so a module makes one of these, once."""
+    """Keeps forks of this process out of a turn: the turn holds a lock that a fork takes first. A fork waits at most
+    `FORK_WAIT_S`, because a turn may wait for a disk or a server. Python never drops functions registered for forks, so
+    each module makes only one ForkLock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -91,7 +91,7 @@ TURN = ForkLock()
 
 
 class DutyHost(bootsteps.StartStopStep):
-    """The step of a worker's consumer: those begin after all processes of the boot were forked. Setting
+    """A step of the worker's consumer. Such steps begin after the boot has forked all its processes. Setting
     `cystore_host_reput`: dispatch by this process, at once."""
 
     label = "cystore duties"
@@ -105,8 +105,9 @@ class DutyHost(bootsteps.StartStopStep):
 
     @staticmethod
     def take_part(worker: Any) -> None:
-        """Before the worker's steps are made. A worker that takes the ticks listens to its store's queue. One without
-        a store does nothing; one whose store cannot be opened says why, and its tasks will say it again."""
+        """Called before the worker's steps are made. A worker that takes the ticks listens to its store's queue. A
+        worker without a store does nothing. If its store cannot be opened, the worker logs the reason, and its tasks
+        report it again."""
         app = worker.app
         if not isinstance(app.backend, CystoreBackend) or not app.backend.location.path:
             log.debug("no duties: the result backend is not a store")
@@ -124,7 +125,7 @@ class DutyHost(bootsteps.StartStopStep):
             logging.getLogger(name).addFilter(_no_ticks)
 
     def start(self, parent: Any) -> None:
-        """With the first connection to the broker; the threads stay through all others."""
+        """Starts the threads at the first connection to the broker; they stay through all later ones."""
         if self._threads:
             return
         store = duty_runs.store_of(parent.app)
@@ -137,8 +138,9 @@ class DutyHost(bootsteps.StartStopStep):
         log.info("%s", keeper.introduction())
         if takes_ticks():
             ticks.take(parent, keeper.ask)
-        "".encode("idna")  # a connection imports this, in the thread that forks
-        # It asks Redis and sends the bodies of chords: with the worker's own connections, so in the worker's own hub.
+        "".encode("idna")  # loads a codec that connections need, in the thread that forks
+        # The thread asks Redis and sends chord bodies over the worker's own connections, so it runs in the worker's
+        # hub.
         self._threads = [
             ServiceThread(
                 "duties", keeper.turn, LOOK_S, keeper.wait, thread=greenlets.Thread, flag=threading.Event
@@ -185,8 +187,8 @@ def _no_ticks(record: logging.LogRecord) -> bool:
 
 
 class Keeper:
-    """The needs of a store, once a period. With `ticks` all duties: those that a tick asked for, and those that the
-    store needs; and heartbeats. Otherwise only the duties that every store needs."""
+    """Looks after a store's needs, once a period. With `ticks` it does all duties, those that a tick asked for and
+    those that the store needs, and sends heartbeats. Otherwise it does only the duties that every store needs."""
 
     def __init__(
         self,
@@ -205,7 +207,7 @@ class Keeper:
         self._asked: dict[str, str] = {}  # task ids by task name; single operations, so threads need no lock
         self._log = MinuteLog(store.path)
         self._woken, self._pause_s = threading.Event(), LOOK_S
-        self._listens = False  # the store's next append wakes this one
+        self._listens = False  # the store's next append wakes this thread
 
     def introduction(self) -> str:
         """The cleaning worker, and the last clean, for the worker's log."""
@@ -228,7 +230,7 @@ class Keeper:
             self._woken.set()
 
     def turn(self) -> Progress:
-        """One look, which no fork falls into."""
+        """One look, with forks kept out."""
         with TURN:
             quiet = self._is_quiet()
             progress = self.run_once()
@@ -236,7 +238,7 @@ class Keeper:
             return progress
 
     def wait(self, timeout_s: float) -> None:
-        """A second; in a quiet time until something is appended, a tick comes, or something is due."""
+        """Waits a second. In a quiet time it waits until something is appended, a tick comes, or something is due."""
         self._woken.wait(max(self._pause_s, timeout_s))
         self._woken.clear()
 
@@ -245,8 +247,8 @@ class Keeper:
         self._woken.set()
 
     def _is_quiet(self) -> bool:
-        """Whether the next append wakes this thread. Asked before the look, so that none is missed. Greenlets are not
-        woken by threads."""
+        """Whether the next append wakes this thread. Called before the look, so that no append is missed. A thread
+        cannot wake a greenlet."""
         if not self._listens and not greenlets.in_use():
             self._listens = True
             self._listens = self._store.ring_at_append(self._ring)
@@ -265,7 +267,7 @@ class Keeper:
             return Progress(len(among))
         asked = {name: self._asked.pop(name) for name in list(self._asked)}
         watched_s = monotonic_s() - self._began
-        needed = duty_runs.needed_here(self._store) if watched_s >= LOOK_S else []  # a worker starts before
+        needed = duty_runs.needed_here(self._store) if watched_s >= LOOK_S else []  # else it is starting
         for duty in ALL.values():
             if duty.task in asked or duty.name in needed:
                 self._run(duty, asked.get(duty.task))
@@ -355,7 +357,7 @@ class ReputLoop:
         return Progress(done, more=done > 0)
 
     def wait(self, timeout_s: float) -> None:
-        """Until something is appended after the last look, or it is time to look after the lease."""
+        """Waits until something is appended after the last look, or until the lease needs a look."""
         if self._held is None:
             self._idle.wait(ASK_AGAIN_S)
         else:

@@ -7,7 +7,7 @@ store's needs by itself (`cystore.celery.duties.main_process`).
 
 A tick is hidden from events and from the worker's log, because Celery's part of a worker never sees it as a task:
 `strategy` takes the message, acknowledges it, and passes the name on. A duty that is part of a canvas runs as an
-ordinary task of the pool, because its successors must be sent. A message whose time is over is thrown away.
+ordinary task of the pool, because its successors must be sent. An expired message is discarded.
 Untaken messages do no harm: no more are sent while `WAITING_MAX` wait, and a broker with a time to live removes them.
 """
 
@@ -53,7 +53,7 @@ def expires_s(period_s: float) -> float:
 
 
 class FanOut(Task):
-    """The message of beat. Whatever options a scheduler drops, it expires, and none is sent while others wait."""
+    """Beat's message. It expires even if a scheduler drops options, and none is sent while earlier ones wait."""
 
     abstract = True
 
@@ -152,8 +152,8 @@ def take(consumer: Any, ask: Callable[[str, str], None]) -> None:
 
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., None]:
-    """Celery's hook for a worker's treatment of a task's message. A worker that serves no store treats it as any
-    task."""
+    """Celery's hook for a worker's treatment of a task's message. A worker that serves no store treats the message like
+    any task."""
     celery_strategy = default(task, app, consumer, **options)
 
     def on_tick(
@@ -173,8 +173,8 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
 
 
 def _is_part(message: Any, headers: Mapping[str, Any]) -> bool:
-    """Whether something follows from the message: it is part of a chain, a group or a chord, or has callbacks. Its
-    task is to run."""
+    """Whether something follows the message: it is part of a chain, a group or a chord, or has callbacks. It must then
+    run as a task."""
     if headers.get("group") or headers.get("taskset"):
         return True
     embedded = headers  # protocol 1

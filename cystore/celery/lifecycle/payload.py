@@ -24,7 +24,7 @@ from cystore.celery.lifecycle.redaction import Redaction
 
 SETTING, MESSAGE = "cystore_lifecycle_payload", "message"
 FIELD, LEFT_OUT = "message", "message_left_out"
-ROOM_BYTES = 64 * 1024  # of a record: for the other fields, keys and properties
+ROOM_BYTES = 64 * 1024  # room in a record for the other fields, keys and properties
 NAMES = {"headers": dict, "properties": dict, "body": str, "content_type": str, "content_encoding": str,
          "exchange": str, "routing_key": str}  # fmt: skip
 
@@ -47,7 +47,7 @@ def watch(app: Celery) -> None:
     real: list[Callable[..., Any]] = []
 
     def send_task_message(producer: Any, name: str, message: Any, *positional: Any, **options: Any) -> Any:
-        if not real:  # not before: it takes the app's settings as they are then
+        if not real:  # made at the first call: it reads the app's settings at that moment
             real.append(amqp._create_task_sender())
         token = _sending.set({**options, "properties": message.properties})
         try:
@@ -155,7 +155,7 @@ class LoggedMessage:
         )  # fmt: skip
 
     def plain(self) -> dict[str, Any]:
-        """The field that holds it."""
+        """The event's field that holds this message."""
         return {
             "headers": self.headers,
             "properties": self.properties,

@@ -1,10 +1,10 @@
 """The lifecycle log: one append for each event in the life of a task, written by the processes that get Celery's
 signals.
 
-Each of Celery's signals fires in one kind of process (`events.KINDS`). They are connected when a process first makes
-its result backend, so a program imports nothing. The log never takes part: an event that cannot be written is counted,
-the trouble is reported once, and the task continues. Events survive a crash of the process; no task waits until an
-event is on disk, whatever `flush` says for results.
+Each of Celery's signals fires in one kind of process (`events.KINDS`). A process connects to them when it first makes
+its result backend, so a program imports nothing. The log never affects a task: an event that cannot be written is
+counted, the error is reported once, and the task continues. Events survive a crash of the process; no task waits until
+an event is on disk, whatever `flush` says for results.
 
 Settings of the app, beside those of `celery`:
 
@@ -68,12 +68,12 @@ class Lifecycle:
         self.keeps_messages = payload.is_wanted(app.conf)
         self.lost = 0
         self._app = weakref.ref(app)
-        self._store: MessageStore | None = None  # as `open_shared` gave it
+        self._store: MessageStore | None = None  # the store that `open_shared` returned
         self._places: dict[str | None, tuple[int, dict[str, str]]] = {}  # task name: its queue and property
         self._untold = 0  # lost events that were not reported yet
         self._paused_until = 0.0
         self._began: dict[str, float] = {}  # task id: when its code began in this process
-        self._timed_out: str | None = None  # the last one
+        self._timed_out: str | None = None  # id of the last timed-out task
 
     def append(
         self, event: str, task_id: str | None, name: str | None, root_id: str | None, group_id: str | None,
@@ -130,7 +130,7 @@ class Lifecycle:
         """Counts an event that could not be written; reports once, until the log works again."""
         first = not self._untold
         self._lose()
-        if not isinstance(error, MessageIllegalError):  # this concerns one task alone
+        if not isinstance(error, MessageIllegalError):  # that error concerns one task alone
             self._paused_until = monotonic_s() + PAUSE_S
         if first:
             log.warning(
@@ -147,7 +147,7 @@ class Lifecycle:
         self._began[task_id] = monotonic_s()
 
     def ended(self, task_id: str) -> None:
-        """It will say nothing more."""
+        """The task will log no more events."""
         self._began.pop(task_id, None)
 
     def runtime(self, task_id: str) -> float | None:
@@ -161,11 +161,11 @@ class Lifecycle:
         return first
 
     def release(self) -> None:
-        """Keeps the store no longer."""
+        """Releases the store."""
         self._store = None
 
     def forked(self) -> None:
-        """In a child: the parent reports its own lost events."""
+        """Called in a child. The parent reports its own lost events."""
         self._began.clear()
         self.lost = self._untold = 0
 
@@ -186,7 +186,7 @@ def install(app: Celery, location: Location) -> None:
 
 
 def release(app: Celery) -> None:
-    """The app's log keeps the store no longer; the next event opens it again."""
+    """Releases the store of the app's log; the next event opens it again."""
     life = _logs.get(app)
     if life is not None:
         life.release()
@@ -223,8 +223,8 @@ def _handles(celery_signal: Any) -> Callable[[Callable[..., None]], Callable[...
 
 
 def _log_for(sender: Any) -> Lifecycle | None:
-    """Of a task or a worker its app's. A publisher is a name only: the only log that there is, else the current
-    app's."""
+    """The log of a task's or worker's app. A publisher is only a name: it gets this process's only log, or if there are
+    several, the current app's."""
     if not isinstance(sender, str):
         app = getattr(sender, "app", None)
         return None if app is None else _logs.get(app)
@@ -280,8 +280,7 @@ def _received(life: Lifecycle, sender: Any, request: Any, **_: Any) -> None:
 
 
 class _Rejecting:
-    """Stands before a request's `on_reject`: a message that goes back because its child died is the only sign of
-    that."""
+    """Wraps a request's `on_reject`: when a child died and the message goes back, this call is the only sign."""
 
     def __init__(self, life: Lifecycle, request: Any) -> None:
         self._life, self._on_reject = life, request.on_reject
@@ -362,7 +361,7 @@ def _failed(
     elif isinstance(exception, WorkerLostError):
         event = events.CHILD_LOST
     request = sender.request
-    if request.id != task_id:  # the main process does not always say whose it is
+    if request.id != task_id:  # in the main process, the request may be another one
         request = Context()
     repr_args, repr_kwargs = life.redaction.arguments(sender.name, args, kwargs, request)
     life.append(

@@ -3,10 +3,11 @@
 Celery has put the arguments' repr into the message (`argsrepr`, which a caller may give as
 `apply_async(argsrepr=...)`). That text is kept if nothing is to be redacted.
 
-`cystore_lifecycle_redact` is either names, of keyword arguments and of keys of dicts anywhere in the arguments, whose
-values are not kept; or a function (or the name of one, `package.module:function`), and then `redact(name, args,
-kwargs)` gives what may be kept of them. A redaction that fails keeps nothing. Exceptions and tracebacks are not
-redacted: code that puts secrets into the text of an exception writes them into every log.
+`cystore_lifecycle_redact` is a list of names or a function. The names are those of keyword arguments, and of keys of
+dicts anywhere in the arguments; their values are not kept. The function (or its name, `package.module:function`) is
+called as `redact(name, args, kwargs)` and returns the arguments that may be kept. A redaction that fails keeps nothing.
+Exceptions and tracebacks are not redacted: code that puts secrets into the text of an exception writes them into every
+log.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def _without(value: Any, hidden: frozenset[str]) -> Any:
 
 
 def _display_value(value: Any) -> Any:
-    """A copy in which lists and tuples are the same, as they are to `_without`."""
+    """A copy with lists in place of tuples, as `_without` makes them."""
     return _without(value, frozenset())
 
 

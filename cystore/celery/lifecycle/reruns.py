@@ -32,7 +32,7 @@ _OWN = {
     "retry",
     "retry_policy",
     "serializer",
-}  # that `send` gives itself
+}  # options that `send` sets itself
 
 
 class RerunError(Exception):
@@ -100,7 +100,7 @@ def logged_message(store: MessageStore, task_id: str) -> LoggedMessage:
 
 
 def _without_chord(message: LoggedMessage, task_id: str) -> LoggedMessage:
-    """The message, whose task will not count for a chord."""
+    """The message without its chord: its task does not count for it."""
     if message.content_type != JSON:
         raise RerunError(
             f"{task_id}: it is part of a group, and its message is {message.content_type}, which rerun does not "

@@ -129,8 +129,8 @@ def slowest(
 
 
 def _waits(store: MessageStore, newest_first: Iterable[Event], largest: Slowest) -> None:
-    """Times between SENT and STARTED. A STARTED waits in memory for its SENT; one that has to make room is looked up
-    by its id."""
+    """Times between SENT and STARTED. A STARTED waits in memory for its SENT. If it has to make room, its SENT is
+    looked up by the id."""
     began = Remembered()
 
     def look_up(task_id: str) -> None:

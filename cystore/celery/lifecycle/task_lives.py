@@ -28,7 +28,7 @@ ENDS = (
     events.IGNORED,
 )  # fmt: skip
 BEGINS = (events.SENT, events.RECEIVED, events.REDELIVERED, events.STARTED, events.RETRIED)
-ENTRIES_KEPT = 4096  # of one task; one that is retried for ever has more
+ENTRIES_KEPT = 4096  # of one task; a task that is retried for ever has more
 IDS_KEPT = 100_000  # ids that a pass over the log remembers
 # A publisher logs its message after sending it, so a quick task may have ended by then. A SENT this close to an end
 # belongs to it.
@@ -80,7 +80,7 @@ class Life:
     pid: int | None = None
     first_ms: int | None = None
     sent_ms: int | None = None
-    due_ms: int | None = None  # it was not to begin before
+    due_ms: int | None = None  # the earliest time at which it may begin
     received_ms: int | None = None
     started_ms: int | None = None
     ended_ms: int | None = None
@@ -103,7 +103,7 @@ class Life:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is to come any more that changes its result."""
+        """Whether no later event can change its result."""
         return self.outcome is not None or self.has_succeeded
 
     @property
@@ -247,5 +247,5 @@ def unfinished(store: MessageStore, newest_first: Iterable[Event], before_ms: in
 
 
 def _is_end(event: Event) -> bool:
-    """Whether the task will say no more: a message that went back to the broker comes again."""
+    """Whether the event is the task's last one. A message that went back to the broker comes again."""
     return event.event in ENDS and not (event.event in _MAY_REQUEUE and event.details.get("requeue"))

@@ -17,7 +17,7 @@ from cystore.celery.chords import chord_runs
 from cystore.celery.lifecycle.task_lives import Life, life_of
 
 ANCESTORS_MOST = 1000
-CHORD_RECORDS = 10_000  # of one group
+CHORD_RECORDS = 10_000  # the most records that are read of one group
 CHORDS_MOST = 100
 
 
@@ -32,7 +32,7 @@ class Chord:
     claimed_ms: int | None = None
     done_ms: int | None = None
     outcome: str | None = None
-    cut: bool = False  # it has more records than were read
+    cut: bool = False  # the group has more records than were read
 
 
 @dataclass(slots=True)

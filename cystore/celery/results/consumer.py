@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cystore.celery.backend import CystoreBackend
 
 NOWHERE = -1
-BYTES_PER_QUERY = 1024  # of log: reading this many costs about as much as a query by key
+BYTES_PER_QUERY = 1024  # reading this much log costs about as much as a query by key
 GATHER_IDS = 10  # a waiter for more ids than this gathers
 GATHER_EACH_S = 0.000_1
 GATHER_MOST_S = 0.005
@@ -47,9 +47,9 @@ class _LastLook(threading.local):
 
     position = NOWHERE
     failures = 0
-    key: str | None = None  # of the only id that this thread waits for
+    key: str | None = None  # the key of the only id that this thread waits for
     woken = 0  # the store's number for that key before the last look
-    has_parents = False  # whose failure ends the wait
+    has_parents = False  # a parent's failure ends the wait
     failed = 0  # the store's number of failures before the last look
 
 
@@ -80,7 +80,7 @@ class ResultConsumer(BaseResultConsumer):
         self._failures = 0  # how often a task was seen to fail, awaited or not
 
     def on_after_fork(self) -> None:
-        """After a fork: the lock's holder may be missing in the child, and nobody in the child waits yet."""
+        """After a fork: the lock's holder may be missing in the child, and no thread of the child waits yet."""
         self._reset()
 
     # ---------------------------------------------------------------------------------- what Celery calls
@@ -96,7 +96,7 @@ class ResultConsumer(BaseResultConsumer):
         self._new.pop(task_id, None)
 
     def on_wait_for_pending(self, result: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Before the first wait: delivers existing results, whatever the timeout."""
+        """Delivers existing results before the first wait, whatever the timeout."""
         seen = self._seen
         seen.failures, seen.key = self._failures, self._only_key(result)
         seen.has_parents = getattr(result, "parent", None) is not None
@@ -127,14 +127,14 @@ class ResultConsumer(BaseResultConsumer):
             for task_id in listens:
                 self._notified.setdefault(task_id, NOWHERE)
                 self._listeners[task_id] = on_message
-                self._new[task_id] = None  # its older states are wanted, too
+                self._new[task_id] = None  # the listener wants its older states, too
         seen = self._seen
         before = (
             seen.key,
             seen.woken,
             seen.has_parents,
             seen.failed,
-        )  # of a wait of this thread whose callback waits
+        )  # state of an outer wait of this thread, whose callback begins this wait
         try:
             self.on_wait_for_pending(result, timeout=timeout, **kwargs)
             yield from self.drain_events_until(result.on_ready, timeout=timeout, on_interval=on_interval)
@@ -156,7 +156,7 @@ class ResultConsumer(BaseResultConsumer):
         if meta["status"] not in states.READY_STATES:
             return
         waiting = waiting_on(self._pending_results, meta["task_id"])
-        if not waiting:  # perhaps somebody is about to wait
+        if not waiting:  # a thread may be about to wait for it
             self._pending_messages.put(meta["task_id"], meta)
         for result in waiting:
             result._maybe_set_cache(meta)
@@ -167,8 +167,9 @@ class ResultConsumer(BaseResultConsumer):
     def drain_events_until(
         self, p: Any, timeout: float | None = None, on_interval: Callable[[], Any] | None = None
     ) -> Iterator[None]:
-        """Drains until `p` is ready. `on_interval` is where `.get()` asks for every parent of its result whether it
-        failed, fifty for the body of a chord of fifty: after a failure and once a second, not after each append."""
+        """Drains until `p` is ready. In `on_interval`, `.get()` asks every parent of its result for a failure: fifty
+        parents for the body of a chord of fifty. So it is called after a failure and once a second, not after each
+        append."""
         if p.ready:  # Celery before 5.7 would sleep first, for a second
             return iter(())
         if timeout is not None and timeout <= 0:  # Celery before 5.7 would wait for ever
@@ -203,11 +204,11 @@ class ResultConsumer(BaseResultConsumer):
                 raise TimeoutError
             if (
                 len(self._awaited) > GATHER_IDS
-            ):  # each look interrupts the workers, and reads what others wrote
+            ):  # each look interrupts the workers, and reads records of other ids too
                 gather_s = min(GATHER_EACH_S * len(self._awaited), GATHER_MOST_S)
                 time.sleep(gather_s if timeout is None else min(gather_s, timeout))
         elif not self._sleep(store, timeout):
-            # The appending process was killed before it woke anybody, or is another program.
+            # The appending process may have been killed before it woke the waiters, or may be another program.
             if store.wrote_position <= seen.position:
                 raise TimeoutError
         else:
@@ -257,7 +258,7 @@ class ResultConsumer(BaseResultConsumer):
                 raise
             for message, meta in found:
                 task_id = meta["task_id"]
-                if task_id not in self._awaited:  # a record before it was the answer
+                if task_id not in self._awaited:  # an earlier record was the answer
                     continue
                 listener = self._listeners.get(task_id)
                 if listener is not None:

@@ -14,7 +14,7 @@ from celery import states
 from kombu.exceptions import EncodeError
 from kombu.utils.encoding import ensure_bytes
 
-TRACEBACK_CHARACTERS = 8_000  # of a failure that had to be replaced: its first lines and its last ones
+TRACEBACK_CHARACTERS = 8_000  # kept of a replaced failure: its first and last lines
 LIMIT = "max_message_size_bytes"
 
 

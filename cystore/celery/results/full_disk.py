@@ -50,7 +50,7 @@ class OneLine(logging.Filter):
 
 
 def tell_in_one_line() -> None:
-    """For the worker that starts, and the pool processes that it forks."""
+    """Called in a starting worker; the pool processes that it forks inherit it."""
     one_line = OneLine()
     for name in LOGGERS:
         logging.getLogger(name).addFilter(one_line)

@@ -28,7 +28,7 @@ def shared_bytes() -> int:
 
 
 def look(store: MessageStore, record_bytes: int = 0) -> None:
-    """After a record was written or read: lets the store's pages go if there are many."""
+    """Called after a record was written or read. Releases the store's pages if there are many."""
     global _calls, _unseen_bytes, _before_bytes
     _calls += 1
     _unseen_bytes += record_bytes

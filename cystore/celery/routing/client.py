@@ -1,9 +1,9 @@
 """Asks homes for results. A thread that asks sends requests, and sleeps in one Redis command until one of them is
 answered.
 
-An id whose home is known is asked there; any other id is asked at every store that gave a sign of late. A wait is the
-home's: it answers when one of the ids is ready, and at the latest after `WAIT_MS_MOST`. Nothing is asked again before
-that, unless Redis went away.
+An id whose home is known is asked there; any other id is asked at every store with a recent sign. The home does the
+waiting: it answers when one of the ids is ready, and at the latest after `WAIT_MS_MOST`. The client asks nothing again
+before that, unless Redis went away.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cystore.celery")
 
-AROUND_S = 2.0  # ... and within this one for ids that it may not have
-MUTED_S = 30.0  # a home that did not is not asked for such ids for this time
+AROUND_S = 2.0  # a home answers within this time for ids that it may not have
+MUTED_S = 30.0  # a home that did not answer is not asked for such ids for this time
 SETTING = "cystore_home_silent_s"
-# its default: after this time without an answer a wait without a timeout ends too. A fleet restarts faster
+# The setting's default. After this time without an answer, a wait without a timeout ends. A fleet restarts faster.
 SILENT_S = 300.0
 
 
@@ -48,7 +48,7 @@ class RemoteReader:
         self._backend = backend
         self._lines: list[lists.Line] = []
         self._signs: tuple[float, list[str]] = (0.0, [])
-        self._one_at_a_time = threading.Lock()  # of those that would look whether there are other homes
+        self._one_at_a_time = threading.Lock()  # for threads that look whether there are other homes
         self._muted: dict[str, float] = {}  # homes that did not answer, and until when; "" is Redis
         self.silent_s = silent_s_of(backend.app)
 
@@ -107,10 +107,10 @@ class RemoteReader:
         return found
 
     def _alone(self) -> bool:
-        """Whether no other home is there. A thousand waits at once would else look with a connection each."""
+        """Whether there is no other home. The lock keeps a thousand waits from looking with a connection each."""
         with self._one_at_a_time, suppress(*lists.AWAY), self.line() as line:
             return not self.homes_there(line)
-        return False  # Redis is away, and the look says so
+        return False  # Redis is away, and the look will report it
 
     def wait(self, ids: Iterable[str], timeout_s: float | None) -> Iterator[Found | None]:
         """Each id as it gets ready, until all are; None about once a second, to give the caller a turn. Raises
@@ -173,7 +173,7 @@ class RemoteReader:
 
 
 def silent_s_of(app: Any) -> float:
-    """The setting: how long a wait without a timeout may get no answer. Raises ImproperlyConfigured."""
+    """The setting: the longest time without an answer for a wait without a timeout. Raises ImproperlyConfigured."""
     chosen = app.conf.get(SETTING, SILENT_S)
     if chosen is None:
         return math.inf

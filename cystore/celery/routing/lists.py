@@ -30,7 +30,7 @@ from cystore.clock import monotonic_s
 READERS = "cystore:readers"
 LIVE_MS = 30_000  # after its last heartbeat a store counts as readable for this time
 HOMES_MOST = 64  # the most homes that are asked for an id with an unknown home
-REQUESTS_MOST = 1_000  # that wait in a list
+REQUESTS_MOST = 1_000  # the most waiting requests of a list
 LIVES_MOST_MS = WAIT_MS_MOST + 10_000
 ANSWER_LIVES_MS = 10_000
 LATE_S = 2.0  # Redis may end a blocking command this much late
@@ -48,7 +48,7 @@ redis.call('PEXPIRE', KEYS[1], 120000)
 return 1
 """
 )
-# KEYS: readers, taken. ARGV: store id, whether the keys' lifetimes are renewed ("1"). The time.
+# KEYS: readers, taken. ARGV: store id, whether the keys' lifetimes are renewed ("1"). Returns the time.
 SIGN = (
     _TIME
     + """
@@ -61,7 +61,7 @@ end
 return string.format('%.0f', now)
 """
 )
-# KEYS: readers. ARGV: how many at most. Pairs of store id and ms since its last sign, the newest first.
+# KEYS: readers. ARGV: the most. Returns pairs of store id and ms since its last sign, the newest first.
 SIGNS = (
     _TIME
     + """
@@ -76,7 +76,7 @@ redis.call('RPUSH', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return redis.call('LREM', KEYS[2], 1, ARGV[3])
 """
-# KEYS: taken, requests. ARGV: the most. Puts requests back that a killed reader had taken.
+# KEYS: taken, requests. ARGV: the most. Puts back the requests that a killed reader had taken.
 AGAIN = """
 local moved = 0
 while moved < tonumber(ARGV[1]) and redis.call('LMOVE', KEYS[1], KEYS[2], 'RIGHT', 'LEFT') do moved = moved + 1 end
@@ -97,7 +97,7 @@ def taken_key(home: str) -> str:
 
 
 def answer_key(request_id: str) -> str:
-    """Where an answer is put."""
+    """The key of an answer."""
     return f"cystore:answer:{request_id}"
 
 
@@ -109,8 +109,7 @@ class Line:
     """
 
     def __init__(self, location: RedisLocation) -> None:
-        # A command that was sent again would ask twice, and a wait would take twice as long: the callers try again
-        # themselves.
+        # No retries: a repeated command would ask twice, and double a wait. The callers try again themselves.
         plain = dataclasses.replace(location, options={**location.options, "decode_responses": False})
         self._client = connect(plain, tries=0)
         self._prefix = getattr(self._client, "key_prefix", "")
@@ -147,7 +146,7 @@ class Line:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Gives the connections up."""
+        """Closes the connections."""
         connection, self._connection, self.waits_until = self._connection, None, 0.0
         if connection is not None:
             connection.disconnect()
@@ -181,7 +180,7 @@ class Line:
                 raise
             raise redis.ConnectionError(
                 "the connection was closed"
-            ) from None  # by `close`, in another thread
+            ) from None  # another thread called `close`
         if came:
             return True
         if monotonic_s() >= self.waits_until:
@@ -207,15 +206,15 @@ class Line:
     # -------------------------------------------------------------------------------------------- short ones
 
     def push(self, request: Request, lives_ms: int) -> bool:
-        """Asks; False where too many requests wait already."""
+        """Sends a request; False if too many wait already."""
         text = request.encoded()
         return bool(
             self._client.eval(PUSH, 1, requests_key(request.home), text, int(lives_ms), REQUESTS_MOST)
         )
 
     def sign(self, home: str, *, renews: bool = True) -> int:
-        """Says that the results of a store are read here, and `renews` the lifetimes of the keys: needed now and then.
-        Returns the server's time, ms."""
+        """Publishes that this process answers for a store. `renews` also renews the lifetimes of the keys: needed now
+        and then. Returns the server's time, ms."""
         return int(self._client.eval(SIGN, 2, READERS, taken_key(home), home, int(renews)))
 
     def signs(self) -> list[tuple[str, int]]:
@@ -230,7 +229,7 @@ class Line:
         self._client.eval(ANSWER, 2, *keys, answer, ANSWER_LIVES_MS, taken)
 
     def forget(self, home: str, taken: bytes) -> None:
-        """A request that gets no answer."""
+        """Forgets a taken request that gets no answer."""
         self._client.eval("return redis.call('LREM', KEYS[1], 1, ARGV[1])", 1, taken_key(home), taken)
 
     def ask_again(self, home: str) -> int:

@@ -24,13 +24,13 @@ MAGIC = b"CYR1"
 LOOK, PART = "look", "part"
 TOPICS = {"results": records.RESULTS, "groups": records.GROUPS}
 
-IDS_MOST = 100  # of one request
+IDS_MOST = 100  # the most ids of one request
 ID_CHARS_MOST = 512
-NAME_CHARS_MOST = 256  # of a state, a content type, an encoding, an error's text
+NAME_CHARS_MOST = 256  # the longest state, content type, encoding or error text
 REQUEST_BYTES_MOST = 512 << 10
 HEADER_BYTES_MOST = 1 << 20
-PART_BYTES = 4 << 20  # of results in one answer
-RESULT_BYTES_MOST = (64 << 20) + (64 << 10)  # of a result with its meta
+PART_BYTES = 4 << 20  # the most bytes of results in one answer
+RESULT_BYTES_MOST = (64 << 20) + (64 << 10)  # the largest result, with its meta
 WAIT_MS_MOST = 20_000
 OFFSET_MOST = (1 << 63) - 1
 
@@ -297,7 +297,7 @@ class _Fields:
 
 
 def filled(found: Sequence[Found], whole: Callable[[Found], bytes | memoryview]) -> tuple[Found, ...]:
-    """The same with as much of their bodies as one answer may hold: each whole, or its beginning, or nothing."""
+    """The results with as much of their bodies as one answer may hold: the whole body, its beginning, or nothing."""
     room, out = PART_BYTES, []
     for one in found:
         body = whole(one)[one.begin : one.begin + room] if one.state is not None else b""

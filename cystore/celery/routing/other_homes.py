@@ -37,8 +37,8 @@ LOOKED_AT = 1_000  # ids of a wait, in one such look
 NOT_IN_LOG_S = 3.0
 # Decoding errors for invalid bytes: they come from Redis, where other programs may write.
 NO_RESULT = (DecodeError, ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error)
-FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0  # a wait for this store looks elsewhere, each time after twice as long
-UNKNOWN_LOOK_S = 5.0  # ... and at least so often while this store has not heard of the task
+FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0  # intervals of a wait's looks elsewhere, each twice the last
+UNKNOWN_LOOK_S = 5.0  # the longest interval while this store does not know the task
 
 
 def _no_result(found: Found, error: Exception) -> homes.ResultsElsewhereError:
@@ -63,7 +63,7 @@ def reader_of(backend: CystoreBackend) -> RedisLocation | None:
 
 
 class ComesElsewhere(Exception):
-    """Waits at this store for tasks whose home is another one. `ids`: those that another home has begun."""
+    """A wait at this store is for tasks whose home is another store. `ids`: the tasks that another home has begun."""
 
     def __init__(self, ids: Iterable[str] = ()) -> None:
         super().__init__()
@@ -78,10 +78,10 @@ class Elsewhere:
         self._reader: RemoteReader | None = None
         self._not_in_log: LRUCache = LRUCache(
             limit=LOOKED_AT
-        )  # ids that the log knew no other home of, and until when
+        )  # ids without another home in the log, and until when that holds
 
     def after_fork(self) -> None:
-        """In a child, which has no connections."""
+        """Called in a child, which has no connections."""
         if self._reader is not None:
             self._reader.after_fork()
 
@@ -139,7 +139,7 @@ class Elsewhere:
         return self.find_all([task_id], topic).get(task_id)
 
     def find_all(self, task_ids: Iterable[str], topic: str = records.RESULTS) -> dict[str, dict[str, Any]]:
-        """The same for many ids, in as few requests as will do."""
+        """The same for many ids, in as few requests as possible."""
         backend = self._backend
         asks_all = bool(backend.location.reader or not backend.location.path)
         known, unknown = self._homes_of(task_ids)
@@ -188,7 +188,7 @@ class Elsewhere:
                 raise ValueError("it belongs to another task")
             meta: dict[str, Any] = self._backend.meta_from_decoded(content)
             for child in meta.get("children") or ():
-                result_from_tuple(child, self._backend.app)  # as AsyncResult will
+                result_from_tuple(child, self._backend.app)  # AsyncResult makes the same call
         except NO_RESULT as error:
             raise _no_result(found, error) from error
         return meta
@@ -196,7 +196,7 @@ class Elsewhere:
     # ------------------------------------------------------------------------------------------------ waits
 
     def ids_in(self, result: Any) -> list[str]:
-        """Those ids of a result, which may be a group's, that this process has to wait for elsewhere."""
+        """The ids of a result, which may be a group's, whose homes this process must ask."""
         ids = list(_open_ids(result))
         if not self._backend.location.path:
             return ids
@@ -206,7 +206,7 @@ class Elsewhere:
         return known
 
     def _heard_of(self, ids: list[str]) -> list[str]:
-        """The ids that another home knows and this one does not."""
+        """The ids that another home knows and this store does not."""
         unknown = [
             one for one in ids if not homes.is_home_of(self._backend, one) and self.home_of(one) is None
         ]
@@ -254,7 +254,8 @@ class Elsewhere:
         on_interval: Callable[[], Any] | None,
         on_message: Callable[[dict[str, Any]], Any] | None,
     ) -> Iterator[None]:
-        """Until the ids are ready; gives a turn after each. The failure of a parent ends it too."""
+        """Waits until the ids are ready; gives the caller a turn after each. The failure of a parent ends the wait
+        too."""
         reader = self.reader()
         if reader is None:
             home = homes.sent_to(self._backend, ids[0])
@@ -305,7 +306,7 @@ def _left(until: float | None) -> float | None:
 
 
 def _open_ids(result: Any) -> Iterator[str]:
-    """The ids in a result, which may be a group's, that it does not know to be ready."""
+    """The ids in a result, which may be a group's, that are not known to be ready."""
     children = getattr(result, "results", None)
     if children is None:
         if not result._cache:

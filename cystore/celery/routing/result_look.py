@@ -101,11 +101,11 @@ class Look:
                 self._went_away(error)
 
     def silent(self) -> list[str]:
-        """The homes that were asked, and said nothing; "" if Redis did not."""
+        """The homes that were asked and did not answer; "" if Redis did not."""
         return [name for name, home in self._homes.items() if not home.answered] if self._homes else [""]
 
     def _went_away(self, error: BaseException) -> None:
-        """Redis is away: all is asked again until the time is over."""
+        """Redis is away: all requests are repeated until the time is over."""
         now = monotonic_s()
         self._redis_since = self._redis_since if self._redis_since is not None else now
         self._asked.clear()
@@ -198,8 +198,8 @@ class Look:
                     self._unanswered(request, "too many requests wait for it")
 
     def _wait_s(self, home: _Home, now: float) -> float:
-        """The longest wait of a home. It answers before the time is over, so that an absent home differs from an
-        unready task."""
+        """The time for which a home may wait before it answers. The home answers before the time is over, so that an
+        absent home differs from an unready task."""
         left_s = self._until - now
         if not self._waits or left_s <= 0:
             return 0.0
@@ -243,7 +243,7 @@ class Look:
         home.answered, home.silent_since, home.why = True, None, ""
         early = monotonic_s() - asked.at < min(AGAIN_S, asked.request.wait_ms / 1000)
         if early and not any(one.state in states.READY_STATES for one in answer.found):
-            self._pause_s = AGAIN_S  # it was asked to wait, and did not
+            self._pause_s = AGAIN_S  # the home was asked to wait, and did not
         return answer
 
     def _take(self, line: lists.Line, answer: Answer) -> Iterator[Found | None]:
@@ -268,7 +268,7 @@ class Look:
                     del self._left[one.id]
                     yield whole
                 else:
-                    asking[one.id] = None  # it went while it was read: forgotten, or expired
+                    asking[one.id] = None  # the result was forgotten, or expired, while it was read
             elif self._waits:
                 asking[one.id] = None
 
@@ -304,13 +304,13 @@ class Look:
                 self._until = self._last = monotonic_s() + ANSWER_S  # a look has this time for each part
         now = monotonic_s()
         if now - began >= ANSWER_S:
-            # Answers to other requests came meanwhile, and may be gone: that is not their home's fault.
+            # Answers to other requests may have come and expired meanwhile, so their homes get more time.
             for asked in self._asked.values():
                 asked.at, asked.answer_by = now, now + AGAIN_S
         return replace(found, body=b"".join(parts), answered_by=home)
 
     def _part(self, line: lists.Line, home: str, found: Found, begin: int) -> Generator[None, None, Found]:
-        """The part of a result that begins there. The answer to an earlier request for it, which came late, will do."""
+        """The part of a result from `begin` on. A late answer to an earlier request for it is used, too."""
         silent_since, why = None, ""
         requests: dict[str, Request] = {}
         while True:

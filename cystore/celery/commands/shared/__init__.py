@@ -1,4 +1,4 @@
-"""What the commands share.
+"""Functions that the commands share.
 
 May import `cystore.celery.worker` and what is below it: docs/architecture.md.
 """

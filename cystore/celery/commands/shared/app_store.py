@@ -20,7 +20,7 @@ from cystore.operate.exits import hint
 from cystore.operate.output import one_line, write_note
 from cystore.operate.progress import progress
 
-# The first that fits takes the place of the one of the program `cystore`.
+# The first hint that fits replaces the one of the program `cystore`.
 HINTS: tuple[tuple[type[StoreError], str], ...] = (
     (StoreConfigError, "settings are the options in result_backend and result_backend_transport_options"),
     (StoreFormatError, "check the path and the options in result_backend"),

@@ -8,10 +8,10 @@ from cystore.celery.base.events import Event
 from cystore.celery.history import Transition
 from cystore.operate.output import one_line, time_text, write_json, write_line
 
-SHOWN = ("worker", "queue", "runtime", "retries", "exception")  # of an event's details, on a line for people
+SHOWN = ("worker", "queue", "runtime", "retries", "exception")  # details of an event on a line for people
 
 
-RESULT_SHOWN = ("result", "traceback", "worker", "retries", "queue")  # of a result's meta, for programs
+RESULT_SHOWN = ("result", "traceback", "worker", "retries", "queue")  # fields of a result's meta for programs
 
 
 def entry_object(entry: Event | Transition) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from cystore.celery.lifecycle.task_lives import Life
 from cystore.operate.output import one_line, time_text
 from cystore.operate.progress import progress
 
-TEXT_CHARS = 120  # of arguments and errors on a line for people
+TEXT_CHARS = 120  # the longest arguments or error on a line for people
 EVERY = 256  # entries between two reports of progress
 UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
 Entry = TypeVar("Entry", bound=Placed)

@@ -53,7 +53,7 @@ def command(ctx: click.Context, task_ids: tuple[str, ...], same_id: bool, yes: b
 
 
 def _confirm(ctx: click.Context, lives: list[Life], yes: bool) -> None:
-    """Asks about tasks whose work may be done twice. Without a terminal nobody can answer: then --yes is needed."""
+    """Asks about tasks whose work may be done twice. Without a terminal there is no answer: --yes is then needed."""
     doubtful = [(life, why) for life in lives if (why := _doubt(life))]
     if yes or not doubtful:
         return
