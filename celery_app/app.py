@@ -29,7 +29,7 @@ app.conf.update(
     task_default_queue=TASK_QUEUE,
     result_extended=True,  # name, arguments and worker with each result
     task_track_started=True,
-    # Acknowledged when the result is in the store: a killed worker's tasks run again.
+    # A task is acknowledged when its result is in the store, so a killed worker's tasks run again.
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=4,

@@ -15,7 +15,7 @@ from celery_app.tasks import index_file
 from celery_app.tell import bar, say
 from cystore.celery.base.duty_leases import redis_of
 
-QUIET_S = 2.0  # without a result, before anybody asks whether messages got lost
+QUIET_S = 2.0  # without a result; then lost messages are looked for
 UNACKED = "unacked"  # Celery's notes in Redis of the messages that workers have
 
 Meta = dict[str, Any]
@@ -54,7 +54,7 @@ class Collection:
                 ) from None
 
     def _check(self) -> None:
-        """Between results: sees to it that there is something to wait for."""
+        """Called between results. Raises CollectError if a process ended; sends lost messages again."""
         for name, code in self._fleet.ended().items():
             raise CollectError(f"{name} exited unexpectedly with exit code {code}: see its log")
         if time.monotonic() - self._last_s > QUIET_S:
@@ -64,8 +64,8 @@ class Collection:
                 self._send_again()
 
     def _send_again(self) -> None:
-        """Celery takes a message out of Redis before it notes there that it has it. If a worker is killed between the
-        two, the message is lost. The sender has to send it again; under the same id that is safe."""
+        """Celery removes a message from Redis before it notes there that a worker has it. If the worker is killed in
+        between, the message is lost, and the sender must send it again. Under the same id that is safe."""
         lost = [task_id for task_id in self._paths if task_id not in self.metas]
         for task_id in lost:
             index_file.apply_async((self._paths[task_id],), task_id=task_id)

@@ -13,7 +13,7 @@ from tools.processes import ends_with_us
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 2
-STOP_S = 60  # Celery may wait half of that for a job that it dropped, when it has to stop
+STOP_S = 60  # a stopping worker may wait half of that for a job that it dropped
 WORKER = ["worker", "--pool", "prefork", "--concurrency", str(PROCESSES), "--queues", TASK_QUEUE]
 QUIET = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
 
@@ -56,7 +56,7 @@ class Fleet:
         process.wait()
 
     def ended(self) -> dict[str, int]:
-        """Processes that ended by themselves, which none should: name and exit code."""
+        """The processes that ended by themselves, with exit codes. No process should."""
         codes = {name: process.poll() for name, process in self._processes.items()}
         return {name: code for name, code in codes.items() if code is not None}
 

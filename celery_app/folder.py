@@ -1,4 +1,4 @@
-"""The directory of a run: a fresh one each time, and never a foreign one."""
+"""The directory of a run. Each run makes it anew, and replaces only a directory that a run made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunFolder:
 
     @property
     def broken(self) -> Path:
-        """Files that do not parse, where the library ships none."""
+        """Files that do not parse, for a library that ships none."""
         return self.root / "broken"
 
     @property

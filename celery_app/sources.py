@@ -26,7 +26,7 @@ def python_files() -> list[Path]:
         path
         for library in libraries
         for path in library.rglob("*.py")
-        if not set(path.relative_to(library).parts) & set(PACKAGES)  # those of another environment
+        if not set(path.relative_to(library).parts) & set(PACKAGES)  # not those of another environment
     }
     found |= {path for folder in packages if folder.is_dir() for path in folder.rglob("*.py")}
     return sorted(path for path in found if path.is_file())
@@ -45,7 +45,7 @@ def library_of(path: str) -> str:
 
 
 def failing(files: list[Path]) -> list[Path]:
-    """Some of the files that the library ships on purpose although they are no Python: its own tests need them."""
+    """Some of the library's files that are invalid Python on purpose, because the library's own tests need them."""
     candidates = [path for path in files if path.name.startswith("bad") or "lib2to3" in path.parts]
     return [path for path in candidates if not _parses(path)][:FAILING_WANTED]
 

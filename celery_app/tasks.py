@@ -23,7 +23,7 @@ def index_file(path: str) -> dict[str, int]:
     Python."""
     source = Path(path).read_bytes()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the file's own making, such as old escapes in its strings
+        warnings.simplefilter("ignore")  # warnings about the file itself, such as old escapes in its strings
         tree = ast.parse(source, filename=path)
     counts = {"bytes": len(source), "lines": source.count(b"\n")} | dict.fromkeys(COUNTED, 0)
     for node in _statements(tree):

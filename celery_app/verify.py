@@ -1,4 +1,4 @@
-"""The last word on a run: a process that took no part in it reads every acknowledged result back from the store."""
+"""Checks a run: a process that took no part in it reads every acknowledged result back from the store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Verdict:
 
 
 def acknowledgement(meta: dict[str, Any]) -> dict[str, Any]:
-    """The notes about a result that was handed out."""
+    """The fields that are noted of a result that was handed out."""
     failed = isinstance(meta["result"], BaseException)
     return {
         "id": meta["task_id"],
