@@ -5,9 +5,9 @@ the log up to a watermark, with facts and offsets that were read *before* that w
 a missing record. Queues and index are not copied: opening the copy makes them from its log, and verifies every record
 on the way.
 
-Segments are copied from the newest to the oldest. When the cleaner removes the next one, the copy begins behind it. The
-cleaner has appended waiting messages of that segment (delayed ones) to the log before, so the copy then also takes the
-records since.
+Segments are copied from the newest to the oldest. When the cleaner removes the next one, the copy begins behind it.
+Before that, the cleaner appended the segment's delayed messages to the log again, so the copy then also takes the newer
+records.
 
 The copy is made inside a folder TARGET.incomplete, which is not a store, so every open refuses it. It is renamed to
 TARGET when all of it is durable, verified and closed. A kill leaves TARGET.incomplete for an operator to remove; any
@@ -57,11 +57,11 @@ from cystore.system.ranges import file_ranges
 
 CONFIG = "config"
 DRAFT_SUFFIX = ".incomplete"
-DRAFT_STORE = "copy"  # its folder inside, which is renamed to TARGET
-# Beside that folder, so that no open takes the draft for an empty one and makes a store in it; in the copy's log, until
-# that is complete.
+DRAFT_STORE = "copy"  # the folder inside the draft that is renamed to TARGET
+# A mark file. It lies beside that folder, so that no open takes the draft for an empty folder and makes a store in it.
+# It also lies in the copy's log until the log is complete.
 INCOMPLETE = "INCOMPLETE"
-TRIES = 100  # reads of the watermark beside a flusher; ends of the log beside a cleaner
+TRIES = 100  # most reads of the watermark beside a flusher, and of the log's end beside a cleaner
 
 Report = Callable[[str, int, int], None]
 
@@ -123,7 +123,7 @@ def take(path: Path, target: Path, config: StoreConfig, report: Report | None = 
         group = ownership.group_id(config.group)
         platform.check_writable_file_system(target.parent, allow_any=config.allow_any_file_system)
         if not config.allow_any_owner:
-            ownership.check_way(draft, group)  # now, and not after the copy
+            ownership.check_way(draft, group)  # an error is raised now, not after the copy
         files.make_root(draft, None)
         try:
             files.create_sized(draft, draft / INCOMPLETE, 0, 0)
@@ -169,7 +169,7 @@ class _Copy:
         log = self._draft / DIRECTORY
         files.make_directory(log)
         files.create_sized(self._draft, log / INCOMPLETE, 0, 0)
-        self._store.groups.save()  # the file; the table of the processes here stays
+        self._store.groups.save()  # writes the file; the table of the processes here does not change
         small = _Small.of(self._store.path)
         minimum, at = self._minimum(), self._durable()
         begin = self._copy_log(minimum, at.watermark)
@@ -322,7 +322,8 @@ def proven(
 
 
 def _check_closed(draft: Path) -> None:
-    """A close that cannot finish leaves `abort` and its work to the next open: a copy must not need one."""
+    """Raises if the close could not finish. It then leaves `abort` and its work to the next open, which a copy must not
+    need."""
     if (draft / ABORT_NAME).exists():
         raise StoreIOError(
             "the copy could not be closed: its queues or its index may not be on the disk. The log of this "

@@ -47,8 +47,8 @@ HINTS: tuple[tuple[type[StoreError], str], ...] = (
 
 
 def whole_streams() -> None:
-    """Makes the standard streams whole: those for output take any text; a closed one would be None, and the number of
-    its descriptor that of the next file that the store opens."""
+    """Makes the standard streams whole. Output streams take any text. A closed stream is replaced: it would be None,
+    and the next file that the store opens would get its descriptor."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -60,7 +60,7 @@ def whole_streams() -> None:
 def hint(error: StoreError) -> str:
     """The advice for an error, as the end of its line."""
     if isinstance(error, StoreConfigError) and not ABOUT_SETTINGS.search(str(error).partition(" [path ")[0]):
-        return ""  # it is about another argument, and names it
+        return ""  # the error is about another argument, and names it
     if isinstance(error, StoreFormatError) and DERIVED & set(Path(str(error.path)).parts):
         return "; `cystore rebuild PATH` makes queues and index anew from the log"
     return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "")

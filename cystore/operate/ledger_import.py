@@ -1,7 +1,7 @@
 """A store made of a DLedger broker's log: `cystore import`.
 
-The records are those of RocketMQ, byte for byte, but for their physical offset: a DLedger has a head of 48 bytes before
-each. So every queue has the same messages at the same queue offsets, and the offsets of consumers and delay levels in
+The records are RocketMQ's, byte for byte, except for the physical offset: a DLedger has a head of 48 bytes before each.
+So every queue has the same messages at the same queue offsets, and the offsets of consumers and delay levels in
 `config/` stay true.
 
 The store is made inside a folder TARGET.incomplete, which is not a store, so every open refuses it. It is renamed to
@@ -71,9 +71,9 @@ def import_ledger(
     """Makes `target`, which must not exist, a store with the messages of the DLedger broker at `path`, durable and
     closed.
 
-    Without `uncommitted` the entries behind the checkpoint's committed index are left out. Raises CorruptRecordError
-    at the first damage unless `skip_damaged`; StoreFormatError where no DLedger is; StoreError. Leaves nothing behind
-    then.
+    Without `uncommitted` the entries behind the checkpoint's committed index are left out. Raises CorruptRecordError at
+    the first damage unless `skip_damaged`, StoreFormatError if there is no DLedger, and StoreError. Then leaves nothing
+    behind.
     """
     place = find(Path(os.path.realpath(path)))
     if place is None:
@@ -85,11 +85,11 @@ def import_ledger(
     group = ownership.group_id(config.group)
     platform.check_writable_file_system(target.parent, allow_any=config.allow_any_file_system)
     if not config.allow_any_owner:
-        ownership.check_way(draft, group)  # now, and not after the copy
+        ownership.check_way(draft, group)  # an error is raised now, not after the copy
     lock = _claimed(draft)
     try:
         made = draft / DRAFT_STORE
-        files.remove_tree(made)  # of an import that was killed
+        files.remove_tree(made)  # left by an import that was killed
         files.make_root(made, group)
         work = _Import(place, made, config, report)
         try:
@@ -121,7 +121,7 @@ def _check_target(place: Place, target: Path) -> None:
 
 
 def _claimed(draft: Path) -> KeyLock:
-    """Makes the draft's folder, or takes over that of a killed import; the lock says whose it is."""
+    """Makes the draft's folder, or takes over that of a killed import; the lock shows that this process owns it."""
 
     def refuse() -> None:
         raise TargetError("another process makes this store just now", path=draft)
@@ -144,7 +144,7 @@ class _Import:
     def __init__(self, place: Place, draft: Path, config: StoreConfig, report: Report | None) -> None:
         self._place, self._draft, self._config, self._report = place, draft, config, report
         self._source = Source(place, config.mapped_file_size_commit_log_bytes, report)
-        # Queues that do not begin at 0 are those of a log whose first files were removed.
+        # A queue does not begin at 0 if the log's first files were removed.
         begin = config.mapped_file_size_commit_log_bytes if self._source.first > 0 else 0
         self._log = _LogWriter(draft, config.mapped_file_size_commit_log_bytes, begin)
         self._old = self._entries = self._left_out = 0
@@ -213,15 +213,15 @@ class _Import:
             )
         if bad.end - bad.begin > self._source.data_bytes:
             raise StoreFormatError(
-                f"{bad.end - bad.begin} bytes are missing before a file, more than all others have: move it away if it "
-                "is not the broker's",
+                f"{bad.end - bad.begin} bytes are missing before a file, more than all other files have: move it away "
+                "if it is not the broker's",
                 path=self._source.reader.path(self._source.reader.base_of(bad.end)),
             )
         self._skipped.append((bad.begin, bad.end))
         self._log.add_damaged(bad.end - bad.begin)
 
     def _copy_config(self) -> None:
-        """The offsets of consumers and delay levels, and whatever else the broker kept there."""
+        """Copies the offsets of consumers and delay levels, and the broker's other files of config/."""
         ours = (QUEUE_TABLE, GROUP_TABLE)
         for entry in files.entries(self._place.root / CONFIG):
             is_ours = entry.name.startswith(QUEUE_OFFSETS) or entry.name in ours
@@ -264,8 +264,8 @@ class _LogWriter:
         self._moved(len(body))
 
     def add_damaged(self, count: int) -> None:
-        """Leaves as many bytes out as are damaged in the source, if a record follows: then recovery knows how many
-        messages of a queue may be missing there."""
+        """Leaves a gap as long as the source's damage, if a record follows. Its length tells recovery how many messages
+        of a queue may be missing."""
         self._gap += count
 
     def _leave_gap(self) -> None:

@@ -15,8 +15,8 @@ from cystore.operate.progress import progress
 
 @contextlib.contextmanager
 def ledger(path: Path, config: StoreConfig) -> Iterator[Source | None]:
-    """The DLedger at `path`, None for anything else. Says on standard error that it is one, and afterwards which of
-    its entries the checkpoint does not call committed. Raises StoreLockedError while a broker runs on it."""
+    """The DLedger at `path`, None for anything else. Reports on standard error that it is a DLedger, and afterwards the
+    entries that the checkpoint does not call committed. Raises StoreLockedError while a broker runs on it."""
     place = find(path)
     if place is None:
         yield None

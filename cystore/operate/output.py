@@ -87,7 +87,7 @@ def one_line(text: str) -> str:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """A time in UTC to the millisecond; one outside of the calendar, and 0 for "never", as the number it is."""
+    """A time in UTC to the millisecond. A time outside of the calendar stays a number, and so does 0 for "never"."""
     if timestamp_ms <= 0:
         return str(timestamp_ms)
     try:
@@ -108,7 +108,8 @@ def size_text(size_bytes: int) -> str:
 
 
 def write_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns of text, numbers to the right; nothing without rows, and of very many only the first and the last."""
+    """Writes columns of text, with numbers to the right. Without rows it writes nothing, of very many rows the first
+    and last."""
     if not rows:
         return
     shown = [*rows[:TABLE_ROWS], rows[-1]] if len(rows) > TABLE_ROWS + 1 else rows

@@ -67,7 +67,7 @@ def _delayed(parts: Attachment) -> list[dict[str, int | None]]:
     """Levels with waiting messages. In a store in use, messages that a killed process delivered count until the next
     delivery."""
     if parts.recovered is not None:
-        parts.delivered.settle()  # in memory that is this process's own
+        parts.delivered.settle()  # changes only this process's own memory
     levels_ms = Delivered(parts.control).levels_ms
     return [
         {

@@ -81,7 +81,7 @@ class RichBar(PlainBar):
             from rich.console import Console
             from rich.progress import Progress
 
-            # Left alone, rich would take standard output for itself.
+            # By default rich would redirect standard output.
             self._bars = Progress(
                 console=Console(file=self._stream),
                 transient=True,

@@ -27,7 +27,7 @@ class DamageCount:
             write_note(f"{where} cannot be read: {error}")
 
     def summary(self) -> None:
-        """Reports the number of errors, if not each was reported."""
+        """Reports the number of errors, if some were not reported."""
         if self.count > DAMAGE_LINES:
             write_note(f"{self.count} messages cannot be read; `cystore verify` lists all damage")
 
@@ -67,8 +67,7 @@ def dispatched_queues(store: MessageStore, topic: str | None, queue_ids: list[in
 
 
 def whole_queues(store: MessageStore, topic: str | None, queue_ids: list[int]) -> list[QueueView]:
-    """The same with undispatched messages: a reader of a store that others write to can only wait for their
-    dispatch."""
+    """The same with undispatched messages. A reader beside other processes' writes can only wait for their dispatch."""
     dispatched, end = store.catch_up(), store.wrote_position
     views = {(view.topic, view.queue_id): view for view in dispatched_queues(store, topic, queue_ids)}
     for message in store.scan(dispatched, end) if dispatched < end else ():

@@ -1,4 +1,4 @@
-"""A store's parts, for commands that look at how things stand and help nothing along."""
+"""A store's parts, for commands that show a store's state and do none of its work."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def _run(args: argparse.Namespace) -> int:
             path=args.path,
         )
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
-        # before the service's turn, which would remove the same where its hour has come, and counts nothing
+        # first, to count: at its hour the service's turn would remove the same files without a count
         first = store.clean()
         store.clean_due()  # begins a new segment by time: the one before may have expired
         second = store.clean()

@@ -1,4 +1,4 @@
-"""`cystore config`: every setting, its value and where that comes from; changes those that are the store's."""
+"""`cystore config`: every setting, its value and its source; changes the store's own settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cystore quarantine`: the copies of damaged bytes of the log, and the way back into it."""
+"""`cystore quarantine`: lists and shows the copies of damaged log bytes, and writes records back into the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cystore.operate.output import (
 from cystore.operate.progress import progress
 from cystore.recovery.restore import Part, listed, parts, restore
 
-SHOWN_BYTES = 64  # of bytes outside of records
+SHOWN_BYTES = 64  # the most shown bytes of a part outside of records
 LINE_BYTES = 16
 
 

@@ -1,4 +1,4 @@
-"""`cystore replicate`: a process that follows a master, for hosts where no other one has the slave open."""
+"""`cystore replicate`: a process that follows a master, for hosts where no other process has the slave open."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ COMMAND = Command(
         "appends, until Ctrl-C. The\n"
         "store stays a slave: puts are refused, reads work in every process. Any process that opens it with "
         "all services follows as\n"
-        "well; one of them does the work, and the next one goes on when that one ends."
+        "well; one of them does the work, and another takes over when it ends."
     ),
     examples=(
         "cystore replicate /var/lib/app/replica --from 10.0.0.5:10912 --set ha_tls_ca_file=/etc/app/ca.pem",

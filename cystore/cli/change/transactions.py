@@ -1,4 +1,4 @@
-"""`cystore transactions`: open transactions; commits or rolls back one that nobody ended."""
+"""`cystore transactions`: open transactions; commits one or rolls it back."""
 
 from __future__ import annotations
 

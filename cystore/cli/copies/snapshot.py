@@ -1,4 +1,4 @@
-"""`cystore snapshot`: a consistent copy of a store that others use."""
+"""`cystore snapshot`: a consistent copy of a store in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`cystore ha run`: has a store open with its services, and opens it again when all processes are asked to leave."""
+"""`cystore ha run`: keeps a store open with its services, and opens it again after all processes were asked to
+leave."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ COMMAND = Command(
     description=(
         "Has the store at PATH open with all services, until Ctrl-C: for a host where no other program does, for\n"
         "example a member of a group that only replicates. When the processes of the store are asked to leave it,\n"
-        "because a master that returned has to be cut, it closes the store and opens it again."
+        "because the log of a returned master must be truncated, it closes the store and opens it again."
     ),
     examples=(
         "cystore ha run /var/lib/app/store --config /etc/app/cystore.toml",

@@ -1,4 +1,4 @@
-"""`cystore ha status`: the role of a store, and how far its slaves, or its master, are away."""
+"""`cystore ha status`: the role of a store, and the lag of its slaves, or behind its master."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_co
 from cystore.operate.output import one_line, size_text, write_json, write_line
 from cystore.operate.store_parts import looked_at
 
-ELECTED_FACTS = ("epoch", "state", "problem")  # of a status
+ELECTED_FACTS = ("epoch", "state", "problem")  # the shown fields of a status
 
 
 def _lag_s(parts: Attachment, position: int) -> float | None:
-    """The age of the first record behind a log position: so much may be lost with the rest. None if it cannot be
-    read."""
+    """The age of the first record behind a log position. If the rest is lost, records of this age and younger are lost.
+    None if it cannot be read."""
     control = parts.control
     if position >= control.wrote:
         return 0.0
@@ -36,7 +36,7 @@ def _lag_s(parts: Attachment, position: int) -> float | None:
 
 
 def _age_s(parts: Attachment) -> float | None:
-    """The age of the last record that is here: the missing ones are younger."""
+    """The age of the last record that is here. The missing records are younger."""
     control = parts.control
     return float(max(clock.now_ms(control) - control.last_store_timestamp_ms, 0) / 1000)
 
@@ -82,7 +82,7 @@ def facts(parts: Attachment) -> dict[str, Any]:
 
 
 def _group_facts(role: Role, config: StoreConfig) -> dict[str, Any]:
-    """The group as etcd has it now."""
+    """The group's present state in etcd."""
     try:
         with group_of(role, config) as group:
             view = group.look()

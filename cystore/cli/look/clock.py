@@ -1,4 +1,4 @@
-"""`cystore clock`: the time of a store beside the wall clock, and the operator's word that the wall clock is right."""
+"""`cystore clock`: the time of a store beside the wall clock; with --believe the operator confirms the wall clock."""
 
 from __future__ import annotations
 
