@@ -21,12 +21,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = ("asan", "failpoints", "fuzz")
-# What `environment` sets for a sanitized run; a build under it must not inherit them.
+# `environment` sets these for a sanitized run; a build inside such a run must not inherit them.
 SANITIZER_VARIABLES = ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS", "PYTHONMALLOC")
 SANITIZER_FINDINGS = ROOT / "build" / "asan" / "findings"
 COVERAGE = ROOT / "build" / "fuzz" / "libcoverage.so"  # the branches of the fuzz build call it
 WARNING = re.compile(r"\bwarning:|performance hint:", re.IGNORECASE)
-# Not about our sources: setuptools and Python announce their own changes.
+# Warnings that are not about our sources: setuptools and Python announce their own changes.
 FOREIGN_WARNING = re.compile(
     r"DeprecationWarning|SetuptoolsDeprecation|UserWarning|FutureWarning|site-packages/|byte-compiling"
 )
@@ -91,8 +91,8 @@ def warnings_in(output: str) -> list[str]:
 def environment(variant: str) -> dict[str, str]:
     """Environment variables, to be added to a process's own, under which Python imports the variant's tree.
 
-    `asan` also loads the sanitizers' run time and makes their first finding end the process. Leaks are not looked
-    for: the interpreter itself keeps memory until its end.
+    `asan` also loads the sanitizers' run time and makes their first finding end the process. Leak detection is off,
+    because the interpreter itself keeps memory until its end.
     """
     env = {
         "CYSTORE_BUILD": variant,
@@ -113,8 +113,8 @@ def environment(variant: str) -> dict[str, str]:
         env["LD_PRELOAD"] = os.path.realpath(library) + (f":{COVERAGE}" if variant == "fuzz" else "")
         # Findings go to files: a test's standard error is captured, and lost with its process.
         findings = f"log_path={SANITIZER_FINDINGS}/finding"
-        # What each allocation pays for: few frames of where it came from (a finding tells its own whole stack), and
-        # freed memory that is watched until so much more was freed, which every process has to touch first.
+        # These limits keep allocations cheap: few frames of an allocation's origin (a finding has its own whole stack),
+        # and a small quarantine of freed memory, all of which every process must touch first.
         env["ASAN_OPTIONS"] = (
             f"{findings}:detect_leaks=0:halt_on_error=1:abort_on_error=1:allocator_may_return_null=1"
             ":malloc_context_size=4:quarantine_size_mb=32"
@@ -144,7 +144,7 @@ def _build_coverage() -> None:
 
 def drop_stale_sources(target: Path) -> None:
     """Removes copies whose source was changed or deleted. An up-to-date tree does not change, because processes import
-    from it: a process that found a file gone would take the repository's package instead."""
+    from it: a process that misses a file would import the repository's package instead."""
     for path in target.rglob("*.py") if target.exists() else ():
         source = ROOT / path.relative_to(target)
         if not (source.exists() and filecmp.cmp(path, source, shallow=False)):
@@ -152,7 +152,7 @@ def drop_stale_sources(target: Path) -> None:
 
 
 def drop_stale_libraries(target: Path) -> None:
-    """Removes libraries that no build makes any more: one that has a module's own name would be imported instead of
+    """Removes libraries that no build makes any more: Python would import a library with a module's own name instead of
     ours."""
     native = target / "cystore" / "_native"
     for path in native.rglob("*.so"):
@@ -162,7 +162,7 @@ def drop_stale_libraries(target: Path) -> None:
 
 
 def _forget(variant: str) -> None:
-    """Makes the next build compile everything again: else a warning would be shown once and then never."""
+    """Makes the next build compile everything again. Otherwise a warning would be shown only once."""
     base = ROOT / "build" / ("" if variant == "inplace" else variant)
     for path in base.glob("temp.*"):
         shutil.rmtree(path, ignore_errors=True)

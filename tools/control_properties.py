@@ -25,9 +25,9 @@ class Access(NamedTuple):
     write: Write = Write.NO
     doc: str = ""
     name: str = ""
-    called: str = ""  # in the error for a value that would go back
-    counts: str = ""  # the word that a write counts up
-    wakes: bool = False  # and it wakes who sleeps on that word
+    called: str = ""  # the name in the error for a value that would go back
+    counts: str = ""  # the word that a write increments
+    wakes: bool = False  # the write also wakes the sleepers on that word
 
     @property
     def property(self) -> str:
@@ -88,7 +88,7 @@ CONTROL_ACCESS = (
     Access("generation"),
 )
 
-# Of a queue's slot: `queue_NAME(slot)`, `set_queue_NAME(slot, value)`, `raise_queue_NAME(slot, value)`.
+# Fields of a queue's slot: `queue_NAME(slot)`, `set_queue_NAME(slot, value)`, `raise_queue_NAME(slot, value)`.
 QUEUE_ACCESS = (
     Access("next"),
     Access("dispatched", _STORE),

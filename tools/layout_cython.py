@@ -10,7 +10,7 @@ from tools.layout_header import NOTE, disk_constants
 
 
 def pxd_text() -> str:
-    """The Cython declarations of what `header_text` defines."""
+    """The Cython declarations of the names that `header_text` defines."""
     out = [
         f"# {NOTE}",
         "from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t",

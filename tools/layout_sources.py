@@ -24,7 +24,7 @@ from tools.layout_header import header_text  # noqa: E402
 
 
 def _record_parts() -> list[str]:
-    """What follows the fixed prefix of a record."""
+    """The fields behind the fixed prefix of a record."""
     out = ["**Record, behind the fixed prefix**", "", "| bytes | field | meaning |", "|---|---|---|"]
     for part in layout.RECORD_PARTS:
         width = f"{part.length_width} + n" if part.length_width else str(part.width)

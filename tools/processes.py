@@ -1,4 +1,4 @@
-"""Processes that must not outlive their starter, even if that one is killed and cannot clean up."""
+"""Processes that must not outlive their starter, even if the starter is killed and cannot clean up."""
 
 from __future__ import annotations
 

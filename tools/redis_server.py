@@ -58,7 +58,7 @@ def find_executable() -> str | None:
 
 
 def available() -> bool:
-    """True when `redis_server()` has something to give."""
+    """True when `redis_server()` can give a Redis."""
     return bool(os.environ.get(URL_VARIABLE)) or find_executable() is not None
 
 
@@ -126,7 +126,7 @@ def _started(executable: str, folder: Path, extra_arguments: tuple[str, ...]) ->
             last_lines.append(line)
             if READY_LINE.search(line):
                 ready.set()
-        ready.set()  # end of output: it is over, one way or the other
+        ready.set()  # end of output: the server has ended
 
     reader = threading.Thread(target=drain, name="redis-output", daemon=True)
     reader.start()

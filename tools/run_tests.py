@@ -157,7 +157,7 @@ def _show_findings(group: Group) -> None:
 
 
 def _cpu_seconds() -> float:
-    """Of all processes that ended under us: what a group costs on a machine that others use too."""
+    """CPU seconds of all ended child processes: the cost of a group, even on a busy machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -192,7 +192,7 @@ def table(outcomes: list[Outcome], *, everything: bool, setup_s: int) -> str:
 
 
 def last_line(outcomes: list[Outcome]) -> str:
-    """The sum of all groups in pytest's own words, for readers of the end."""
+    """The sum of all groups, in the form of pytest's last line."""
     counts = {
         what: sum(getattr(outcome, what) for outcome in outcomes) for what in ("failed", "passed", "skipped")
     }
@@ -201,8 +201,8 @@ def last_line(outcomes: list[Outcome]) -> str:
 
 
 def seed_of_this_version() -> int:
-    """A seed of the committed files: two machines that test one version choose the same cases, and a failure of the one
-    shows on the other. The next version chooses others. Without git the seed is random."""
+    """A seed of the committed files: two machines that test one version choose the same cases, so a failure can be
+    repeated. The next version chooses other cases. Without git the seed is random."""
     try:
         asked = ["git", "rev-parse", "HEAD^{tree}"]
         tree = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -238,5 +238,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a group's processes are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # SystemExit also ends a group's processes
     sys.exit(main(sys.argv[1:]))

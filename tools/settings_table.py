@@ -172,7 +172,7 @@ def _whose(name: str) -> str:
 
 
 def tables() -> str:
-    """Both tables, as they stand between the marks."""
+    """Both tables, for the space between the marks."""
     lines = [
         "| field of `StoreConfig`, option of `result_backend` | default | of a Celery store | unit | whose | means |",
         "|---|---|---|---|---|---|",
@@ -190,7 +190,7 @@ def tables() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the tables of now."""
+    """The page with its present tables."""
     head, found, rest = text.partition(BEGIN)
     _, ended, tail = rest.partition(END)
     if not found or not ended:

@@ -191,8 +191,8 @@ def system_packages(target: str) -> None:
 
 
 def _apt_install(names: list[str]) -> None:
-    """Tries the whole list. A later look finds packages that are still missing, so a failure here is printed, not
-    raised."""
+    """Tries the whole list. A failure is only printed, because a later check finds the packages that are still
+    missing."""
     print(f"setup: apt-get install {' '.join(names)}", flush=True)
     # RUNLEVEL=1: a Redis that is only wanted as a program must not be started as a service.
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
