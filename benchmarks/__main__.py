@@ -25,7 +25,7 @@ INTERRUPTED = 128 + signal.SIGINT  # an exit code
 
 
 def _spark(arguments: list[str]) -> int:
-    from benchmarks.spark import questions  # which needs PySpark
+    from benchmarks.spark import questions  # this module needs PySpark
 
     return questions.main(arguments)
 
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
     if options.document:
         _, found, section = PAGE.read_text().partition(
             SCALE
-        )  # that one is written by hand, from what `scale` prints
+        )  # a person writes that page from the output of `scale`
         PAGE.write_text(document(json.loads(options.document.read_text())) + found + section)
         return 0
     if options.list:
@@ -135,7 +135,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _progress(text: str) -> None:
-    """One line that is written over, for a person only."""
+    """One line that the next call overwrites; only at a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()

@@ -3,8 +3,8 @@
 
 Both hold the same results, all of them expired. The benchmark measures each backend's removal: the store unlinks the
 segments that hold them (`MessageStore.clean`), the SQL backend deletes their rows (`DatabaseBackend.cleanup`). A store
-removes whole segments: it is filled until the N results lie in full segments, and more than N may be removed; the time
-is for all of these.
+removes whole segments. So it is filled until the N results lie in full segments, and may remove more than N; the time
+is that of all removed results.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def sql(folder: Path, count: int) -> tuple[float, int]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the times and the ratio; 1 when something was left that should have gone."""
+    """Prints the times and the ratio; 1 when expired results were left."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.celery.cleanup", description=__doc__)
     parser.add_argument("--results", type=int, default=100_000, metavar="N")
     parser.add_argument("--rounds", type=int, default=3)

@@ -20,7 +20,7 @@ app = Celery("benchmarks")
 
 
 def make_app(broker_url: str | None, result_backend: str | None, *, lifecycle: bool) -> Celery:
-    """The app with these, as its only settings beside the defaults."""
+    """The app with these settings; all others have their defaults."""
     app.conf.update(broker_url=broker_url, result_backend=result_backend, cystore_lifecycle=lifecycle)
     return app
 
@@ -39,7 +39,7 @@ if os.environ.get(DUTIES_VARIABLE):
 
 @app.task
 def add(a: int, b: int) -> int:
-    """A task that is next to nothing."""
+    """A task that does almost nothing."""
     return a + b
 
 
@@ -51,7 +51,7 @@ def total(numbers: list[int]) -> int:
 
 @app.task(ignore_result=True)
 def tell() -> None:
-    """Says through a pipe that it has run: no backend has a part in it."""
+    """Reports through a pipe that it has run, without any backend."""
     _tell()
 
 

@@ -1,10 +1,10 @@
 """`python -m benchmarks.celery.idle_worker [--seconds N] [--starts N]`: the cost of an idle worker with a store.
 
-Three workers of two pool processes, on a Redis each, run beside each other. The results of one go to Redis; one has a
-store; one has a store with installed duties, and beat. Each runs some tasks, so that every process has loaded its
-parts. Then they are idle for a while. Counted over all processes of each worker: processor time, wake-ups of threads,
-and the commands of its Redis (also those inside scripts). Then each is started some times, in turn: the time from the
-command to "ready".
+Three workers of two pool processes run beside each other, with a Redis each. The first stores results in Redis, the
+second in a store, the third in a store with installed duties and beat. Each runs some tasks, so that every process has
+loaded its parts. Then they are idle for a while. The benchmark counts, over all processes of each worker, processor
+time, wake-ups of threads, and the commands of its Redis (also those inside scripts). Then it starts each worker some
+times, in turn, and measures the time from the command to "ready".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tools.redis_server import Redis, redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = 100  # before the measurement
-SETTLE_S = 45.0  # after the start: a checkpoint, and whatever else is done once
+SETTLE_S = 45.0  # after the start: for a checkpoint, and all other work that is done once
 READY = " ready."
 KINDS = ("redis", "store", "duties")
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -88,13 +88,13 @@ class Worker:
             )
 
     def run_tasks(self) -> None:
-        """Has every pool process run some."""
+        """Runs tasks, some in every pool process."""
         with Celery(broker=self._environment[BROKER_VARIABLE], set_as_current=False) as app:
             for number in range(TASKS):
                 app.send_task("benchmarks.celery.fleet.add", (number, 1))
 
     def cost(self) -> Cost:
-        """Of the worker; beat only counts among the commands."""
+        """The counts of the worker. Of beat only the commands count."""
         main = self._processes[0].pid
         children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
         pids = [main, *map(int, children)]
@@ -105,7 +105,7 @@ class Worker:
         return Cost(cpu_s, sum(map(switches, pids)), commands)
 
     def stop(self) -> None:
-        """SIGTERM, and its end."""
+        """Sends SIGTERM, and waits for the end."""
         for process in self._processes:
             process.send_signal(signal.SIGTERM)
         for process in self._processes:

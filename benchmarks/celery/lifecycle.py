@@ -1,10 +1,10 @@
 """`python -m benchmarks.celery.lifecycle`: the cost of the lifecycle log for a task, with the log off and on in turn.
 
-Each round starts a worker with two pool processes on an empty store and stops its consuming. The messages are sent
-(this is timed), the worker consumes again, and the time to the last of them is taken. Tasks only count themselves in
-Redis; their results are stored. Ratios compare the two halves of a round; the median of them is printed. Beside the
-elapsed time stands the processor time of the sender, and of the worker with its children. The least of all rounds
-depends least on other work of the machine.
+Each round starts a worker with two pool processes on an empty store and stops its consuming. The benchmark times the
+sending of the messages. Then the worker consumes again, until the last of them has run, which is timed too. Tasks only
+count themselves in Redis; their results are stored. Ratios compare the two halves of a round; the median of them is
+printed. The table also shows the processor time of the sender, and of the worker with its children. The least of all
+rounds depends least on other work of the machine.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _cpu_s(group: int) -> float:
         try:
             fields = entry.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
+            continue  # the process ended meanwhile
         if int(fields[2]) == group:
             ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")

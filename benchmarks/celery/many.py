@@ -1,9 +1,8 @@
 """`python -m benchmarks.celery.many`: the results of many tasks in one look, beside a look for each.
 
-The store has as many results as asked for, in a random order of ids. Each round asks for the same ids in both ways,
-one after the other. The ratio is of the processor time of the two, and of the rounds the median. The second table is
-of a handle that may only read, beside a store of which the last records are not dispatched: each look for one id
-walks over those.
+The store has as many results as asked for, in a random order of ids. Each round asks for the same ids in both ways, one
+after the other. The ratio compares the processor time of the two; it is the median of the rounds. The second table is
+for a read-only handle of a store whose last records are not dispatched: each look for one id reads all of these.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def fill(app: Celery, count: int) -> list[str]:
 
 
 def timed(function: Callable[[], Any]) -> float:
-    """Seconds of processor time that it takes: nothing here waits."""
+    """Seconds of processor time of a call, because nothing here waits."""
     begun = time.process_time()
     function()
     return time.process_time() - begun

@@ -1,9 +1,10 @@
-"""`python -m benchmarks.celery.teams`: what a team gets from its result backend, as ratios to Redis of one run.
+"""`python -m benchmarks.celery.teams`: the speed of a result backend for a team, as ratios to Redis in one run.
 
-Each round measures both backends in turn, with one prefork worker and the lifecycle log on: whole tasks, from the
-first message sent to the last result read; the same beside idle waiters, which are threads of other processes, each
-in `.get()` of an id that nobody stores; and a chord of many parts. The ratio is of the two halves of a round, and of
-the rounds the median. "Lost" is what the waiters take from the rate of the same backend in the same round.
+Each round measures both backends in turn, with one prefork worker and the lifecycle log on. It measures whole tasks,
+from the first message sent to the last result read; the same beside idle waiters; and a chord of many parts. The
+waiters are threads of other processes, each in `.get()` of an id that never gets a result. The ratio compares the two
+halves of a round; it is the median of the rounds. "Lost" is the part of a backend's rate that the waiters cost in the
+same round.
 
 The floor is the same work of the same worker without any backend; the last task tells the sender through a pipe. Its
 ratio to Redis is the most that a backend without any cost would reach. A second floor of the chord makes one append
@@ -34,7 +35,7 @@ from cystore.celery.stores import close_shared
 from tools.processes import ends_with_us
 
 OURS, REDIS, NONE = "cystore", "redis", "none"
-PROCESSES = 4  # that wait
+PROCESSES = 4  # waiting processes
 
 
 def _tasks(app: Celery, count: int) -> float:
@@ -55,7 +56,7 @@ def _chord(parts: int) -> float:
 
 @contextmanager
 def _waiters(app: Celery, count: int) -> Iterator[None]:
-    """So many idle `.get()`, shared out among processes."""
+    """Keeps `count` calls of `.get()` waiting, spread over processes."""
     command = [sys.executable, "-m", "benchmarks.celery.teams", "--part", "wait"]
     words = [app.conf.broker_url, app.conf.result_backend, str(count // PROCESSES)]
     processes = [
@@ -76,7 +77,7 @@ def _waiters(app: Celery, count: int) -> Iterator[None]:
 
 
 def wait(broker: str, backend: str, count: int) -> None:
-    """Waits in so many threads, until it is killed."""
+    """Waits in `count` threads, until the process is killed."""
     app = Celery(broker=broker, backend=backend, set_as_current=False)
     app.conf.result_backend_thread_safe = backend.startswith("cystore")  # Redis's is not
     ready = threading.Barrier(count + 1)
@@ -89,7 +90,7 @@ def wait(broker: str, backend: str, count: int) -> None:
     for _ in range(count):
         threading.Thread(target=get, daemon=True).start()
     ready.wait()
-    time.sleep(1.0)  # they have begun
+    time.sleep(1.0)  # the waits have begun by then
     print("waiting", flush=True)
     sys.stdin.read()
 

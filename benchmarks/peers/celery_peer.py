@@ -107,8 +107,8 @@ def _bare(job: Job) -> Path:
 
 @contextmanager
 def _told(job: Job) -> Iterator[Callable[..., None]]:
-    """Gives a function that sends so many of a task that tells (`tell` unless another one is given) and returns when
-    all have run."""
+    """Gives a function that sends a number of reporting tasks (`tell` unless another is given) and returns when all
+    have run."""
     os.mkfifo(_pipe(job))
     pipe = os.open(_pipe(job), os.O_RDWR)  # a reader alone would wait for a first writer
 
@@ -170,7 +170,7 @@ def get(job: Job) -> Measure:
 
 
 def _each(count: int, work: Callable[[], object]) -> Measure:
-    """The median of so many; the 99th percentile is a fact."""
+    """The median time of `count` calls; the 99th percentile is a fact."""
     seconds = []
     for _ in range(max(count, 2)):
         begin = time.perf_counter()
@@ -193,8 +193,8 @@ def wait_floor(job: Job) -> Measure:
 
 
 def wait_push_floor(job: Job) -> Measure:
-    """From `.delay()` to an append of the task's that wakes who waits for the log of a store: no backend that pushes
-    through a store can be faster."""
+    """From `.delay()` to an append by the task that wakes the waiters for a store's log. No backend that pushes through
+    a store can be faster."""
     os.environ[STORE_VARIABLE] = str(_bare(job))
     with bare_store() as store, _worker(job):
 
@@ -229,14 +229,14 @@ def chords(job: Job) -> Measure:
 
 
 def chords_floor(job: Job) -> Measure:
-    """Fifty tasks, and when they have run one more: no backend, no chord."""
+    """Fifty tasks, and one more when they have run, without a backend or a chord."""
     with _told(job) as run:
         return _each(job.count, lambda: (run(50), run(1)))
 
 
 def chords_durable_floor(job: Job) -> Measure:
-    """The same, where each of the fifty makes one append that is durable before it ends: no chord in a store can be
-    faster whose parts are to survive a power cut."""
+    """The same, but each of the fifty tasks makes one append that is durable before the task ends. No chord in a store
+    can be faster if its parts must survive a power cut."""
     with _told(job) as run:
         run(1, append_and_tell)
         return _each(job.count, lambda: (run(50, append_and_tell), run(1)))

@@ -98,7 +98,7 @@ def put_many(job: Job) -> Measure:
 def put_processes(job: Job, **settings: Any) -> Measure:
     """Half of the processes share a queue, the others have one each."""
     each = job.count // job.processes
-    with open_store(job, **settings) as keeper:  # attached the whole time: no process finds itself alone
+    with open_store(job, **settings) as keeper:  # stays attached, so that no process is ever the only one
         prepare(keeper, job)
 
         def start(process: int) -> Callable[[], Any]:
@@ -124,8 +124,7 @@ def log_file(job: Job) -> Path:
 
 
 def scan(job: Job) -> Measure:
-    """The kernel that recovery and verify walk the log with, over mapped bytes; nothing is compared but each
-    checksum."""
+    """Walks mapped bytes with the kernel of recovery and verify. It compares nothing but each checksum."""
     with open_store(job) as store:
         fill(store, job)
     with open(log_file(job), "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -146,7 +145,7 @@ def scan(job: Job) -> Measure:
 
 
 def store_end(view: memoryview, job: Job) -> int:
-    """Where the last of the job's records ends: by the sizes in the log."""
+    """The end of the job's last record, by the sizes in the log."""
     at = 0
     for _ in range(job.count):
         at += int.from_bytes(view[at : at + 4], "big")
@@ -202,8 +201,8 @@ def dispatch(job: Job) -> Measure:
 
 def recover(job: Job) -> Measure:
     """A process fills the store, dispatches and kills itself; the next one opens it. `flushed` is the part of the
-    messages that was durable then. RocketMQ's rule, and ours, is to begin at the newest segment that is 3 s older
-    than the checkpoint."""
+    messages that was durable then. Like RocketMQ, the recovery begins at the newest segment that is 3 s older than the
+    checkpoint."""
     pid = os.fork()
     if pid == 0:
         _fill_and_die(job)

@@ -1,5 +1,4 @@
-"""cystore as programs use it all day: reads of what was just put, single reads, many keys at once, waiting across
-processes."""
+"""cystore in everyday use: reads of new messages, single reads, many keys at once, waits across processes."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from benchmarks.peers.cystore_peer import fill, open_store, prepare
 from benchmarks.suite import workload
 from benchmarks.suite.workload import TAG, TOPIC, Job, Measure
 
-PAUSE_S = 0.002  # between two wake-ups: the waiter is asleep again by then
+PAUSE_S = 0.002  # between two wake-ups, for the waiter to fall asleep again
 
 
 def get_new(job: Job) -> Measure:
@@ -63,8 +62,8 @@ def read_one(job: Job) -> Measure:
 
 
 def get_bodies(job: Job) -> Measure:
-    """From one end of a queue to the other, `batch` messages at a time; the body of each is looked at. The option
-    `reader` has a read-only handle read: "behind" a dispatch that stands still, "beside" a writer, or "alone"."""
+    """From one end of a queue to the other, `batch` messages at a time; the body of each is looked at. With the option
+    `reader` a read-only handle reads: "behind" a stopped dispatch, "beside" a writer, or "alone"."""
     how = job.options.get("reader", "")
     with contextlib.ExitStack() as opened:
         store = opened.enter_context(open_store(job, **({"services": "none"} if how else {})))
@@ -127,7 +126,7 @@ def query_many(job: Job) -> Measure:
 
 def find_new(job: Job) -> Measure:
     """Puts `batch` messages one by one, then reads the last one by its queue and by its key. So all of them are
-    dispatched on the way."""
+    dispatched first."""
     with open_store(job) as store:
         prepare(store, job)
         body, put, get, query = workload.body(job.body_bytes), store.put, store.get, store.query
@@ -144,8 +143,8 @@ def find_new(job: Job) -> Measure:
 
 
 def wake(job: Job) -> Measure:
-    """A process waits for the next message; another one puts it. The time is from before the put to behind the wait,
-    p50 in seconds."""
+    """A process waits for the next message; another one puts it. The time is from before the put to after the wait, p50
+    in seconds."""
     with open_store(job) as keeper:
         prepare(keeper, job, warm_up=1)
         first = keeper.next_queue_offset(TOPIC, 0)

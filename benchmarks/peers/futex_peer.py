@@ -19,7 +19,7 @@ WORD = struct.Struct("=I")
 
 
 def wake(job: Job) -> Measure:
-    """Numbers in one word: a waiter sleeps until it changes."""
+    """Writes numbers into one word; a waiter sleeps until the word changes."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     word = ctypes.c_uint32.from_buffer(memory)

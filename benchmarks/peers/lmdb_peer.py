@@ -133,7 +133,7 @@ def get_one(job: Job) -> Measure:
 
 
 def query_many(job: Job) -> Measure:
-    """All keys of a batch in one transaction: each by way of the index."""
+    """All keys of a batch in one transaction, each through the index."""
     env = _fill(job)
     records, index = env.open_db(b"records"), env.open_db(b"index")
 

@@ -54,12 +54,12 @@ def _copy(job: Job, different: int) -> Measure:
 
 
 def put(job: Job) -> Measure:
-    """The very records that the put of as many messages leaves, one by one from memory."""
+    """Copies the very records of as many puts, one by one, from memory."""
     return _copy(job, job.count)
 
 
 def put_cached(job: Job) -> Measure:
-    """A few of them again and again, so that they are read from the cache."""
+    """Copies a few of these records again and again, so that they come from the cache."""
     return _copy(job, RING)
 
 

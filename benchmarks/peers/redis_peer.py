@@ -18,7 +18,7 @@ from benchmarks.suite import workload
 from benchmarks.suite.workload import RING, TAG, TOPIC, Job, Measure
 from tools.redis_server import redis_server
 
-PAUSE_S = 0.002  # between two wake-ups: the waiter is asleep again by then
+PAUSE_S = 0.002  # between two wake-ups, for the waiter to fall asleep again
 
 
 @contextmanager

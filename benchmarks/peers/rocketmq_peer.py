@@ -52,11 +52,11 @@ def _run(job: Job) -> Measure:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
     answer = json.loads(done.stdout)
     facts = {name: value for name, value in answer.items() if name not in NOT_FACTS}
-    return Measure(1_000_000_000, answer["ns_per_op"], facts)  # its seconds are those of its median round
+    return Measure(1_000_000_000, answer["ns_per_op"], facts)  # the answer has the time of its median round
 
 
 def put_built(job: Job) -> Measure:
-    """`put` when each message is built on the way, as ours is: from topic, body, key and tag."""
+    """`put` that first builds each message from topic, body, key and tag, as ours does."""
     return Measure(1_000_000_000, _run(job).facts["built_ns_per_op"])
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks scale`: what a store costs that has many queues, much to do at once, or many processes.
+"""`python -m benchmarks scale`: the costs of a store with many queues, much work at once, or many processes.
 
 Each row is a ratio, a difference or a count beside its goal; every measurement runs in processes of its own. Take a
 folder on a disk.
@@ -32,7 +32,7 @@ QUEUE_FILE_BYTES = 6_000_000
 
 
 class Row(NamedTuple):
-    """One figure: what it is of, what was measured, and what it must be."""
+    """One figure: its subject, the measured value, the goal."""
 
     what: str
     measured: str
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How large everything is."""
+    """The sizes of all measurements."""
 
     queues: int
     round_robin: int
@@ -57,7 +57,7 @@ QUICK = Sizes(4_096, 1_000, 200, 16 << 10, 3.0, 10, 32 << 20)
 
 
 def settings(messages: int) -> dict[str, Any]:
-    """Room for the queues; the keys of so many messages fill two index files."""
+    """Room for the queues; the messages' keys fill two index files."""
     rest = {"services": "none", "max_hash_slot_num": 50_000, "max_index_num": 2 * messages // 3}
     return {"max_queues": 100_000, **rest}
 
@@ -69,8 +69,8 @@ def message(number: int) -> cystore.Message:
 
 
 def build(root: Path, queues: int, messages: int) -> None:
-    """A store of so many queues whose process dies. Its queue files are written plainly: dispatch takes long to make
-    each."""
+    """Makes a store of many queues, and its process dies. It writes the queue files itself, because dispatch would take
+    long to make each."""
     store = cystore.open(root, **settings(messages))
     for first in range(0, messages, 10_000):
         upto = min(first + 10_000, messages)
@@ -93,7 +93,7 @@ def build(root: Path, queues: int, messages: int) -> None:
 
 
 def attach_once(root: Path, messages: int) -> dict[str, float]:
-    """How long an open takes, and the most memory that the process had."""
+    """The time of an open, and the peak memory of the process."""
     begun, used = time.perf_counter(), time.process_time()
     store = cystore.open(root, **settings(messages))
     took, cpu = time.perf_counter() - begun, time.process_time() - used
@@ -131,7 +131,7 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def run(part: str, root: Path, *numbers: float) -> Any:
-    """A part in a process of its own; what it gives."""
+    """Runs a part in a process of its own; returns its result."""
     command = [
         sys.executable,
         "-m",
@@ -149,7 +149,7 @@ def run(part: str, root: Path, *numbers: float) -> Any:
 
 
 def _seconds(found: dict[str, float], name: str = "") -> str:
-    """Time beside processor time: other work on the machine makes the first longer."""
+    """Elapsed time and processor time: other work on the machine adds to the first."""
     return f"{found[f'{name}s']:.1f} s (processor: {found[f'{name}cpu_s']:.1f} s)"
 
 
@@ -217,10 +217,10 @@ def segment_rows(folder: Path, sizes: Sizes) -> list[Row]:
 
 
 def beside_rows(folder: Path, sizes: Sizes) -> list[Row]:
-    """The slowest put beside other work, over the slowest turn of a loop that only copies: in memory, and into a
-    mapped file of the same disk that another process syncs as often as the log is flushed. On a busy machine all
-    stand in line for a processor, so a row takes that off. A disk that syncs more slowly than the puts come makes
-    bytes old whatever the store does, so the last row takes its time off.
+    """The slowest put beside other work, over the slowest turn of a loop that only copies: in memory, and into a mapped
+    file of the same disk that another process syncs as often as the log is flushed. On a busy machine all processes
+    wait for a processor, so one row subtracts that wait. If the disk syncs more slowly than the puts come, bytes get
+    old whatever the store does. So the last row subtracts the disk's time.
     """
     rows = []
     for work in WORK:
@@ -248,7 +248,7 @@ def beside_rows(folder: Path, sizes: Sizes) -> list[Row]:
 
 
 def still_rows(folder: Path, sizes: Sizes) -> list[Row]:
-    """Other threads of the process beside one call."""
+    """The wait of the process's other threads during one call."""
     found = run("still", folder / "still", 1 if sizes.queues == FULL.queues else 50)
     return [
         Row(

@@ -1,8 +1,8 @@
 """`python -m benchmarks growth`: whether put, get and query cost the same in a large store as in a small one.
 
-A store grows tenfold at a time, in messages; others have more and more queues, or segments. Each figure is the median
-of many short slices, so a pause of the machine does not count. Draws the figures, and how single calls are
-distributed.
+The messages of a store grow tenfold at a time; other stores have more and more queues, or segments. Each figure is the
+median of many short slices, so a pause of the machine does not count. The benchmark also draws the figures, and the
+distribution of single calls.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def measure(store: cystore.MessageStore, count: int, queues: int) -> dict[str, f
 
 
 def single(store: cystore.MessageStore, count: int) -> dict[str, list[int]]:
-    """ns of single calls, sorted; the clock's own time is in them."""
+    """ns of single calls, sorted; they include the clock's own time."""
     found = {}
     for name, call in calls_of(store, count, 1).items():
         draw = random.Random(name)
@@ -128,7 +128,7 @@ PARTS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 
 
 def run(part: str, size: int, folder: Path) -> dict[str, Any]:
-    """A part in a process of its own, with an empty folder."""
+    """Runs a part in a process of its own, with an empty folder."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         command = [sys.executable, "-m", "benchmarks.scale.growth", part, str(size), scratch]
         done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True)

@@ -1,5 +1,5 @@
-"""A hundred processes that are attached to one store and do nothing: how often each wakes up, and who syncs when
-somebody puts."""
+"""A hundred idle processes that are attached to one store: how often each wakes up, and which ones sync when another
+process puts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PUTS_A_SECOND = 10
 
 
 def switches(pid: int) -> int:
-    """How often the threads of a process went to sleep of themselves: each time something woke them."""
+    """The number of times that the threads of a process went to sleep by themselves, which is the number of their
+    wake-ups."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         lines = (task / "status").read_text().splitlines()
@@ -27,8 +28,8 @@ def switches(pid: int) -> int:
 
 
 def stay(root: Path) -> None:
-    """Attached, with all services, until somebody closes the input; then says how often this process flushed and
-    synced."""
+    """Stays attached with all services until the parent closes the input. Then reports how often this process flushed
+    and synced."""
     counts = {"queues": 0, "checkpoint": 0}
     flush, sync = DerivedFlusher._flush_dispatched, Checkpoint.sync
 
@@ -51,8 +52,8 @@ def stay(root: Path) -> None:
 
 
 def idle(root: Path, processes: int, seconds: float) -> dict[str, float]:
-    """Wake-ups a second, of the mean process and of the busiest one; then, while this process puts now and then, how
-    often queues were flushed and checkpoints synced a second, by all of them together."""
+    """Wake-ups a second, of the mean and the busiest process; then, while this process puts now and then, flushes of
+    queues and syncs of the checkpoint a second, by all processes together."""
     command = [sys.executable, "-m", "benchmarks.scale.command", "--part", "stay", str(root)]
     attached: list[subprocess.Popen[bytes]] = []
     try:

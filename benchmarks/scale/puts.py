@@ -1,5 +1,5 @@
-"""The slowest put beside cleaning, dispatch and flushes of a store with many queues, and how old the oldest unflushed
-byte gets."""
+"""The slowest put beside cleaning, dispatch and flushes of a store with many queues, and the greatest age of an
+unflushed byte."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _open(root: Path, **more: Any) -> cystore.MessageStore:
 
 
 def _mapped(path: Path, length: int) -> mmap.mmap:
-    """A mapped file whose pages are all there."""
+    """A mapped file with all its pages in memory."""
     with path.open("r+b" if path.exists() else "w+b") as file:
         os.posix_fallocate(file.fileno(), 0, length)
         found = mmap.mmap(file.fileno(), length)
@@ -49,8 +49,8 @@ def _copies(
     memory_ns: Synchronized[int],
     mapped_ns: Synchronized[int],
 ) -> None:
-    """The slowest turns of a loop that copies a record's worth of bytes, into memory and into a mapped file of the
-    store's disk, one behind the other and again from its beginning: what this machine does to any loop."""
+    """The slowest turns of a loop that copies a record's bytes, into memory and into a mapped file on the store's disk,
+    round after round from its beginning. They show this machine's delays of any loop."""
     source, target = ctypes.create_string_buffer(COPY_BYTES), ctypes.create_string_buffer(COPY_BYTES)
     mapped = _mapped(path, SEGMENT_BYTES)
     begin = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
@@ -68,7 +68,7 @@ def _copies(
 
 
 def _sync_copies(path: Path, ready: Barrier, seconds: float) -> None:
-    """Makes durable what the loop copied to the file, as often as the log is flushed."""
+    """Syncs the loop's file as often as the log is flushed."""
     with path.open("r+b") as file:
         ready.wait()
         until = time.time() + seconds
@@ -78,7 +78,7 @@ def _sync_copies(path: Path, ready: Barrier, seconds: float) -> None:
 
 
 def _waited_ns(fd: int) -> int:
-    """How long this thread has stood in line for a processor."""
+    """The time that this thread has waited for a processor."""
     return int(os.pread(fd, 100, 0).split()[1])
 
 
@@ -108,7 +108,7 @@ def _puts(
 
 
 class _Syncs:
-    """When the flusher of this process waited for the disk, and how many bytes it gave it."""
+    """The times at which this process's flusher waited for the disk, and the number of synced bytes."""
 
     def __init__(self, store: cystore.MessageStore) -> None:
         flusher = store._attached().flusher
@@ -127,7 +127,7 @@ class _Syncs:
             self.bytes += end - begin
 
     def seconds(self, begin: float, end: float) -> float:
-        """How much of this time the flusher waited for the disk."""
+        """The part of this time in which the flusher waited for the disk."""
         since = self._since
         times = [*self._times[-200:], *([] if since is None else [(since, end)])]
         return sum(max(min(last, end) - max(first, begin), 0.0) for first, last in times)
@@ -152,8 +152,7 @@ class _Timed:
 
 
 def _watch(store: cystore.MessageStore, until: float) -> dict[str, float]:
-    """The greatest age of the oldest byte that is not flushed, in ms: whole, and less the time that the disk took to
-    sync."""
+    """The greatest age of the oldest unflushed byte in ms, as measured and without the disk's time for syncs."""
     seen: list[tuple[float, int]] = []
     syncs, oldest, own = _Syncs(store), 0.0, 0.0
     while time.time() < until:
@@ -196,7 +195,7 @@ def _repeat(work: Callable[[cystore.MessageStore], None], store: cystore.Message
 
 
 def _leave_behind(store: cystore.MessageStore, queues: int, backlog_bytes: int) -> None:
-    """A backlog of so many bytes: as behind a dispatcher that stands still."""
+    """Makes a backlog of `backlog_bytes`, as behind a stopped dispatcher."""
     batch = [
         cystore.Message(topic="T", queue_id=number % queues, body=b"x" * 1000) for number in range(10_000)
     ]

@@ -12,7 +12,7 @@ import cystore
 from cystore.verify import verify
 
 BODY_BYTES = 100
-ROUNDS = 3  # of each reading; the fastest counts
+ROUNDS = 3  # rounds of each reading; the fastest counts
 
 
 def _settings(segment_bytes: int) -> dict[str, Any]:

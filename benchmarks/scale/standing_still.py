@@ -1,10 +1,9 @@
-"""How long other threads of a process stand still because of the store: the longest time for which one call kept the
-interpreter's lock.
+"""How long the store stops other threads of a process: the longest time for which one call kept the interpreter's lock.
 
-A second thread asks for the lock all the time. Each time it has it, it reads the processor time of the thread that
-calls the store: what passed since the last look is what that thread did without letting go. Processor time, and not
-time: other work on the machine does not count. Waits for the disk do not count here either;
-`tests/unit/native/test_other_threads.py` shows that the lock is not kept over them.
+A second thread asks for the lock all the time. Each time it gets the lock, it reads the processor time of the thread
+that calls the store. The growth since the last look is the time for which that thread kept the lock. Processor time
+leaves out other work on the machine. It also leaves out waits for the disk; `tests/unit/native/test_other_threads.py`
+shows that the lock is not kept over them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import cystore
 BATCH = 500_000
 LARGE_BYTES = 4 << 20
 TRIES = 5
-ASK_S = 1e-5  # after so long the second thread asks for the lock
+ASK_S = 1e-5  # the second thread asks for the lock after this time
 LIMIT_MS = 5.0
 
 
@@ -58,7 +57,7 @@ def _longest_ms(work: Callable[[], object]) -> float:
 
 
 def stand_still(root: Path, scale: int = 1) -> dict[str, float]:
-    """For each kind of call: how long others stood still, in ms."""
+    """For each kind of call, the time in ms for which other threads stood still."""
     with cystore.open(root, services="none", mapped_file_size_commit_log_bytes=256 << 20) as store:
         small = [
             cystore.Message(topic="T", queue_id=n % 8, body=b"x" * 100, keys=(f"k{n}",))

@@ -1,12 +1,11 @@
 """`python -m benchmarks.spark.jobs`: the Spark jobs scrub and rebuild beside what one process does by itself, on the
 same store.
 
-* scrub beside one process that walks the log and checks every checksum: the goal is its time and 1.5 s more, up to 4
-  GiB. Of a store in use, of one at rest, and of one that a process left without closing it, whose last segments one
-  process walks once more to find the end.
-* rebuild beside the store's own dispatcher (`cystore rebuild`): the goal is 6 times its time on 2 cores. With the
-  times on 1 and 2 cores it prints the number of cores from which on Spark is the faster way, as far as what can be
-  shared out among them says.
+* scrub beside one process that walks the log and checks every checksum: the goal is that time and 1.5 s more, up to 4
+  GiB. The store is in use, at rest, or was left without a close. In the last case one process walks the last segments
+  once more to find the end.
+* rebuild beside the store's own dispatcher (`cystore rebuild`): the goal is 6 times its time on 2 cores. From the times
+  on 1 and 2 cores it prints the number of cores from which Spark is faster, by the part that runs in parallel.
 
 Warm cache, best wall time of some rounds, CPU seconds of this process and its children beside it. Needs a JDK 17 or
 newer.
@@ -60,7 +59,7 @@ def dispatched(store: Path) -> None:
 
 @contextlib.contextmanager
 def left(store: Path, state: str) -> Iterator[None]:
-    """The store is in this state meanwhile, and at rest again."""
+    """Keeps the store in a state for a with block; then it is at rest again."""
     if state == "in use":
         with cystore.open(store, services="none"):
             yield
@@ -140,7 +139,8 @@ def rebuilds(store: Path, folder: Path, rounds: int) -> None:
 
 
 def even(one_s: float, two_s: float, dispatcher_s: float) -> str:
-    """From how many cores on Spark is faster, if what two cores saved is what can be shared out."""
+    """The number of cores from which Spark is faster. It assumes that all the work that can be shared out is the work
+    that two cores shared."""
     shared = max(2 * (one_s - two_s), 0.0)
     fixed = one_s - shared
     if one_s <= dispatcher_s:

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.spark.plan`: how long Spark's driver plans a read of very many segments, and what the plan
-takes of its memory.
+"""`python -m benchmarks.spark.plan`: the time of Spark's driver to plan a read of very many segments, and the memory of
+the plan.
 
-Planning reads no bodies, so what a segment's length is does not matter: those here are short. As many partitions as
-segments are asked for, which is what segments of 1 GiB come to. The store is in use, but for the first row: one at
-rest is recovered into memory for the plan, which reads up to its last GiB (here all of it) or three segments. Needs a
-JDK 17 or newer, or --no-spark.
+Planning reads no bodies, so the length of segments does not matter; these are short. The benchmark asks for as many
+partitions as segments, which segments of 1 GiB would have. In the first row the store is at rest, in the others in use.
+A store at rest is recovered into memory for the plan, which reads up to its last GiB (here all of it) or three
+segments. Needs a JDK 17 or newer, or --no-spark.
 """
 
 from __future__ import annotations

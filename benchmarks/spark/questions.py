@@ -1,4 +1,4 @@
-"""`python -m benchmarks spark`: how long the questions take that people ask of a store, on `local[2]`, warm.
+"""`python -m benchmarks spark`: the time of usual queries of a store, on `local[2]`, warm.
 
 SQL tables (two columns, `count(*)`, one key) beside a table with option `columns`, beside `cystore.spark.count` and
 beside `cystore.scan`, which needs no Spark; the report on tasks, in a session and without; and archiving to Parquet,

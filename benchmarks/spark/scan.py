@@ -1,16 +1,16 @@
 """`python -m benchmarks.spark.scan`: reading a store in Spark beside Spark's own reader of uncompressed Parquet, the
 same rows.
 
-One local session, warm cache, best wall time of some rounds and the CPU time of that round: the driver, its JVM and
-the Python workers. Each round runs every row once, so that what else the machine does meets all of them; the tuples
-are in the first rounds only. A DataFrame is planned in the first round, which is not the best one, so planning has
-rows of its own; this process has the store open meanwhile, as those that use a store do.
+One local session, warm cache, best wall time of some rounds and the CPU time of that round: the driver, its JVM and the
+Python workers. Each round runs every row once, so that other work of the machine meets all rows; the tuples are in the
+first rounds only. A DataFrame is planned in the first round, which is not the best one, so planning has rows of its
+own. Meanwhile this process has the store open, as users of a store do.
 
 Beside the two stand `binaryFile` with `mapInArrow` (the same decoder over whole segments, which are small enough for
 that), a Python data source that yields tuples, the source without checksums, which Parquet's reader does not look at
 either, and ready batches: a data source that sends as many rows and reads no log, in batches and tasks of several
-sizes. The best of these is the least that a Python data source takes here; one that sends no row at all shows how
-much of that is there before the first one. Needs a JDK 17 or newer.
+sizes. The best of these is the least time of a Python data source here. A source without rows shows how much of it
+passes before the first row. Needs a JDK 17 or newer.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MEMORY = "6g"  # binaryFile holds whole segments, and more than once
 SLOWEST, SLOW_ROUNDS = "tuples", 2
 SCHEMAS = {"two columns": "offset LONG, timestamp TIMESTAMP", "all columns": ""}
 GOALS = {"two columns": 0.8, "all columns": 0.45}  # of Parquet's speed
-# Batches of so many rows, in so many tasks a core; 0 tasks: as many as cystore's.
+# Rows of a batch, and tasks of a core; 0 tasks: as many as cystore's.
 READY = ((4_096, 1), (16_384, 0), (16_384, 1), (16_384, 2), (65_536, 0), (65_536, 1), (262_144, 1))
 NO_ROWS = "a source without a row"
-SLOW = {"binaryFile, mapInArrow": 3.0, "tuples": 2.0}  # cystore is so many times as fast
+SLOW = {"binaryFile, mapInArrow": 3.0, "tuples": 2.0}  # goals: how many times as fast cystore is
 
 
 def two_columns(frame: Any) -> None:

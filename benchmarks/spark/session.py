@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def session(cores: int, folder: Path, memory: str = "2g") -> Any:
-    """local[cores], whose workers find this repository; what Spark writes goes into `folder`."""
+    """A session on local[cores] whose workers find this repository. Spark writes into `folder`."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -34,13 +34,14 @@ def session(cores: int, folder: Path, memory: str = "2g") -> Any:
 
 
 def cpu_now() -> dict[int, float]:
-    """CPU seconds of each process by its id: of this one and of all below it, with those that they waited for."""
+    """CPU seconds by process id, of this process and of all below it. They include ended children that were waited
+    for."""
     tick = os.sysconf("SC_CLK_TCK")
     return {pid: _ticks(pid) / tick for pid in (os.getpid(), *_descendants(os.getpid()))}
 
 
 def cpu_since(before: dict[int, float]) -> float:
-    """The CPU time since `cpu_now`, without processes that ended and that nobody waited for."""
+    """The CPU time since `cpu_now`. Ended processes that no parent waited for are missing."""
     return sum(max(used - before.get(pid, 0.0), 0.0) for pid, used in cpu_now().items())
 
 
@@ -54,7 +55,7 @@ def _descendants(root: int) -> list[int]:
         try:
             parents[int(entry.name)] = int(_stat(int(entry.name))[1])
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
+            continue  # the process ended meanwhile
     found, level = [], [root]
     while level:
         level = [pid for pid, parent in parents.items() if parent in level]
@@ -70,12 +71,12 @@ def _ticks(pid: int) -> int:
 
 
 def timed(run: Callable[[], Any]) -> Took:
-    """Of one run."""
+    """The times of one run."""
     cpu, wall = cpu_now(), time.perf_counter()
     run()
     return time.perf_counter() - wall, cpu_since(cpu)
 
 
 def best(rounds: int, run: Callable[[], Any]) -> Took:
-    """Of the round with the least wall time."""
+    """The times of the round with the least wall time."""
     return min(timed(run) for _ in range(rounds))

@@ -1,5 +1,4 @@
-"""Other ways to bring the rows of a store to Spark, beside which `python -m benchmarks.spark.scan` measures the
-source."""
+"""Other ways to bring the rows of a store to Spark. `python -m benchmarks.spark.scan` compares the source with them."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ class ReadySource(CystoreDataSource):
     """Some rows (option `rows`) in some tasks (option `tasks`): a batch of the store's first ones (option
     `batchRows`), again and again.
 
-    No log is read for them, so this is what a Python data source costs in Spark before it does anything of its own.
+    It reads no log, so its time is the cost of any Python data source in Spark, before its own work.
     """
 
     @classmethod

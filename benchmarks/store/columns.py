@@ -26,7 +26,7 @@ GOAL_ROWS, GOAL_BYTES = 6.3e6, 2e9
 
 
 def fill(folder: Path, count: int, record_bytes: int, **settings: Any) -> None:
-    """Messages as an application writes them: each with another body, and two keys' worth of properties beside it."""
+    """Messages like an application's, each with a different body and some properties."""
     pool = random.Random(1).randbytes(POOL_BYTES + record_bytes)
 
     def body_of(number: int) -> bytes:

@@ -1,7 +1,7 @@
 """`python -m benchmarks compact [--records N] [--rounds N]`: compaction beside a scan of the same log.
 
-The log has N records, and a tenth as many keys. A writer appends to the same store, and a reader looks for newest
-records, each in a process of its own, while both are measured in turn:
+The log has N records, and a tenth as many keys. Meanwhile a writer appends to the same store, and a reader looks for
+newest records, each in a process of its own. Measured in turn:
 
 * `compact`: the first compaction of the whole log, with the write and fsync of the compacted file;
 * `scan`: `store.scan()`, one message object a record, as a program reads a log;
@@ -31,7 +31,7 @@ from cystore import Message
 TOPIC = "state"
 BODY_BYTES = 100
 BATCH = 1000
-WRITES_PER_S = 2_000  # of the writer beside
+WRITES_PER_S = 2_000  # puts of the concurrent writer
 SETTINGS = {"compacted_topics": TOPIC, "mapped_file_size_commit_log_bytes": 256 << 20}
 
 
@@ -42,7 +42,7 @@ def fill(path: Path, records: int) -> None:
     with cystore.open(path, **SETTINGS) as store:
         for begin in range(0, records, BATCH):
             numbers = range(begin, min(begin + BATCH, records))
-            # Steps of a number without a common divisor with that of the keys, so that neighbours are far apart.
+            # 7919 and the number of keys have no common divisor, so neighbouring records have distant keys.
             store.put_many(
                 [Message(topic=TOPIC, body=body, keys=(f"key-{n * 7919 % keys}",)) for n in numbers]
             )

@@ -1,4 +1,4 @@
-"""`python -m benchmarks groups`: the lag of 1,000 consumer groups with 8 queues each, and what a consumer costs a
+"""`python -m benchmarks groups`: the lag of 1,000 consumer groups with 8 queues each, and a consumer's time for a
 message.
 
 Each group reads a topic of its own, so 8,000 queues are looked at. The time of `lags` is the median of its calls in

@@ -1,4 +1,4 @@
-"""`python -m benchmarks import`: what `import cystore` costs a process, beside other packages.
+"""`python -m benchmarks import`: the cost of `import cystore` for a process, beside other packages.
 
 Each import runs in processes of its own, with compiled byte code as after an installation. The figure is processor
 time without the interpreter's own start, so that other work on the machine counts little.

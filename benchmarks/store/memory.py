@@ -1,8 +1,7 @@
 """`python -m benchmarks memory`: private memory of a process that is attached to a large store.
 
-A store of 10 GiB is made; another process attaches and reads all over it. What counts is its anonymous memory
-(RssAnon), which no other process shares, above that of a bare interpreter. Pages of the mapped files belong to the
-page cache.
+A store of 10 GiB is made; another process attaches and reads all over it. The figure is its anonymous memory (RssAnon),
+which no other process shares, without that of a bare interpreter. Pages of the mapped files belong to the page cache.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def fill(root: Path, size_bytes: int) -> None:
 
 
 def attached(root: Path) -> None:
-    """Prints what this process has after the import, after it attached, and after reads all over the store."""
+    """Prints this process's memory after the import, after the attach, and after reads all over the store."""
     shown = [private_mb()]
     with cystore.open(root) as store:
         shown.append(private_mb())

@@ -1,9 +1,9 @@
-"""`python -m benchmarks writes`: what puts cost all day long, with default settings, beside waiters, and from several
-processes.
+"""`python -m benchmarks writes`: the cost of puts over a long time, with default settings, beside waiters, and from
+several processes.
 
 Each row is a ratio beside its goal; every measurement runs in a process of its own. Take a folder on a disk. LMDB has
-the settings with which it is fastest: WRITEMAP, MAPASYNC, NOSYNC, one transaction for each message. The loop of
-memcpy writes records of the same length into a mapped file whose pages are all there; it is synced as often as the
+the settings with which it is fastest: WRITEMAP, MAPASYNC, NOSYNC, one transaction for each message. The memcpy loop
+writes records of the same length into a mapped file with all its pages in memory. The file is synced as often as the
 log is flushed.
 """
 
@@ -32,14 +32,14 @@ from benchmarks.suite.workload import TAG, TOPIC, Job
 
 ROOT = Path(__file__).resolve().parents[2]
 BODY_BYTES = 100
-RECORD_BYTES = 230  # of such a message
+RECORD_BYTES = 230  # the length of a record with such a body
 FLUSH_S = 0.5
 COPY_BYTES = 64 << 20
 WAITERS = 100
 
 
 class Row(NamedTuple):
-    """One figure: what it is of, what was measured, and what it must be."""
+    """One figure: its subject, the measured value, the goal."""
 
     what: str
     measured: str
@@ -177,8 +177,7 @@ def several(folder: Path, count: int, processes: int, services: bool = True) -> 
 
 
 def several_copies(folder: Path, count: int, processes: int) -> float:
-    """The floor of `several` on this machine: loops that take the lock and copy a record behind the last one of all,
-    nothing else."""
+    """The floor of `several` on this machine: loops that only take the lock and copy a record behind the last one."""
     library, each = native.library(), count // processes
     shared = mmap.mmap(-1, mmap.PAGESIZE)
     lock = ctypes.addressof(ctypes.c_char.from_buffer(shared))
@@ -223,7 +222,7 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def run(part: Callable[..., Any], folder: Path, *numbers: float) -> Any:
-    """A part in a process of its own; what it gives."""
+    """Runs a part in a process of its own; returns its result."""
     with tempfile.TemporaryDirectory(dir=folder) as parent:
         given = [part.__name__, parent, *map(str, numbers)]
         command = [sys.executable, "-m", "benchmarks.store.writes", "--part", *given]
@@ -232,7 +231,7 @@ def run(part: Callable[..., Any], folder: Path, *numbers: float) -> Any:
 
 
 def rate_rows(folder: Path, count: int, seconds: float) -> list[Row]:
-    """Puts with default settings, which go on for long, beside prepared ones."""
+    """A long run of puts with default settings, beside puts into prepared segments."""
     ours, best = run(sustained, folder, count), run(prepared, folder, min(count, 2_000_000))
     peer = run(lmdb_at_its_best, folder, min(count // 20, 200_000))
     what = f"put, default settings and services, {count * RECORD_BYTES >> 20:,} MiB"
@@ -266,7 +265,7 @@ def latency_rows(folder: Path, count: int, seconds: float) -> list[Row]:
 
 
 def waiter_rows(folder: Path, count: int, seconds: float) -> list[Row]:
-    """Puts while others wait for other topics."""
+    """Puts while other threads wait for other topics."""
     count = min(count, 2_000_000)
     alone, beside = run(waited_for, folder, count, 0), run(waited_for, folder, count, WAITERS)
     measured = f"{beside / alone:.2f} × ({beside:.0f} ns, {alone:.0f})"
@@ -274,8 +273,8 @@ def waiter_rows(folder: Path, count: int, seconds: float) -> list[Row]:
 
 
 def process_rows(folder: Path, count: int, seconds: float) -> list[Row]:
-    """Several processes that append to one store at once: by themselves, and with default services. Beside the first
-    stands what loops that only lock and copy make of as many processes."""
+    """Several processes that append to one store at once: by themselves, and with default services. The first rows also
+    show loops that only lock and copy, in as many processes."""
     count, rows = min(count, 2_000_000), []
     goals = {2: 1.3, 4: 1.0, 8: 1.0}
     floor = {number: run(several_copies, folder, 2 * count, number) for number in (1, *goals)}

@@ -64,7 +64,7 @@ ROCKSDB = Contestant("RocksDB", "rocksdb", slower=5)
 REDIS = Contestant("Redis Streams", "redis", slower=100)
 REDIS_PIPELINED = Contestant("Redis Streams, pipelined 100", "redis", slower=20, overrides={"batch": 100})
 
-# Segments so small that also a quick run has several.
+# Segments are so small that even a quick run has several.
 RECOVER = Job("recover", 1_000_000, "", options={"flushed": 0.9, "segment_bytes": 4 << 20})
 
 
@@ -141,7 +141,7 @@ def _celery(
     return Case(f"celery-{name}", title, what, job, rows, goals)
 
 
-# The last two look for a result twice a second, and for the end of a chord once.
+# The last two poll for a result twice a second, and for the end of a chord once.
 ACROSS = {"cystore, lifecycle log on": 1, "Redis": 1, "SQLite (db+sqlite)": 1, "filesystem": 1}
 POLLED = {**ACROSS, "SQLite (db+sqlite)": 10, "filesystem": 10}
 CELERY = (

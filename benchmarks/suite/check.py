@@ -14,8 +14,8 @@ MARGIN = 0.35  # a ratio of two short runs on a machine with other work varies b
 
 
 def ratios(results: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Our speed divided by each peer's, by case and label, of a result file. Rows of our own are no peers: they get
-    faster too."""
+    """Our speed divided by each peer's, by case and label, of a result file. Our own rows are not peers, because they
+    get faster too."""
     return {
         case["name"]: {
             row["label"]: round(row["ratio"], 3)
@@ -41,7 +41,7 @@ def fallen(results: dict[str, Any], committed: dict[str, dict[str, float]], marg
 
 
 def compare(results: dict[str, Any], path: Path = COMMITTED, margin: float = MARGIN) -> int:
-    """Prints what fell; 1 when something did, and when nothing could be compared."""
+    """Prints the ratios that fell; 1 when a ratio fell, or when none could be compared."""
     committed = json.loads(path.read_text())
     known = [case["name"] for case in results["cases"] if case["name"] in committed]
     lines = fallen(results, committed, margin)
@@ -56,6 +56,6 @@ def compare(results: dict[str, Any], path: Path = COMMITTED, margin: float = MAR
 
 
 def keep(results: dict[str, Any], path: Path = COMMITTED) -> None:
-    """Takes the ratios of these cases over as the committed ones."""
+    """Writes the ratios of these cases as the committed ones."""
     committed = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**committed, **ratios(results)}, indent=1, sort_keys=True) + "\n")

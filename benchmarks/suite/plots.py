@@ -49,12 +49,12 @@ def draw_growth(figures: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 def draw_latency(single: dict[str, list[int]], path: Path) -> None:
-    """How many of the calls took longer than a time."""
+    """Draws, for each time, the part of the calls that took longer."""
     with mpl.rc_context(STYLE):
         figure, part = plt.subplots(figsize=(6, 3.2))
         for name, colour in COLOURS.items():
             taken = single[name]
-            # A thousand points: the slowest calls each, the others thinned out.
+            # A thousand points: each of the slowest calls, and a sample of the others.
             ranks = sorted({int(len(taken) * 0.98**step) for step in range(1000)} - {0})
             part.plot(
                 [taken[-rank] / 1000 for rank in ranks],

@@ -88,7 +88,7 @@ def _row(result: Result, row: Row) -> dict[str, Any]:
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """The machine of the figures."""
+    """Facts about the machine that made the figures."""
     cpu = next(
         (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         "",
@@ -119,7 +119,7 @@ def _version(package: str) -> str | None:
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the mount that holds the folder: the longest mount point that leads to it."""
+    """The file system of the folder, which is that of the longest mount point above it."""
     mounts = [line.split()[1:3] for line in _lines("/proc/self/mounts")]
     leading = [(point, kind) for point, kind in mounts if folder.resolve().is_relative_to(point)]
     return max(leading, key=lambda mount: len(mount[0]))[1] if leading else ""

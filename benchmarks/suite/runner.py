@@ -24,7 +24,7 @@ TIMEOUT_S = 1200
 
 @dataclass
 class Row:
-    """One contestant's measurements, a round each; `error` is why there are none."""
+    """One contestant's measurements, one a round; `error` is the reason if there are none."""
 
     contestant: Contestant
     job: Job | None = None
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def spread(self) -> float | None:
-        """Between the fastest and the slowest round, as a part of the median."""
+        """The distance between the fastest and the slowest round, as a part of the median."""
         return (max(self.ns) - min(self.ns)) / statistics.median(self.ns) if self.ns else None
 
 
@@ -48,12 +48,12 @@ class Result:
     rows: list[Row]
 
     def ratio(self, row: Row) -> float | None:
-        """Our speed divided by the row's, round by round, and of these the median."""
+        """Our speed divided by the row's: the median of the rounds' ratios."""
         pairs = list(zip(self.rows[0].ns, row.ns, strict=False))
         return statistics.median(theirs / ours for ours, theirs in pairs) if pairs else None
 
     def goal(self, row: Row) -> tuple[Goal, bool] | None:
-        """The goal that this row stands for, and whether it is reached; without a measurement it is not."""
+        """The goal against this row, and whether it is reached; without a measurement it is not."""
         for goal in self.case.goals:
             if goal.against == row.contestant.label:
                 ratio = self.ratio(row)
@@ -78,7 +78,7 @@ def run(case: Case, *, rounds: int, quick: bool, folder: Path, progress: Callabl
                 row.error, row.ns = str(error), []
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-                os.sync()  # so that its unwritten bytes do not delay the next one
+                os.sync()  # a contestant's unwritten bytes must not delay the next one
     return Result(case, rows)
 
 
@@ -93,7 +93,7 @@ def _measure(peer: str, job: Job) -> dict[str, Any]:
     ) as process:
         try:
             output, errors = process.communicate(timeout=TIMEOUT_S)
-        except BaseException as error:  # also Ctrl-C: the worker has a session of its own and would go on
+        except BaseException as error:  # also Ctrl-C: the worker has a session of its own and would continue
             os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise MeasureError(f"not finished after {TIMEOUT_S} s") from None

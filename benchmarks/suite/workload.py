@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Measure:
-    """`operations` took `seconds`; `facts` are numbers that belong beside them."""
+    """`operations` took `seconds`; `facts` are further numbers."""
 
     operations: int
     seconds: float
@@ -65,7 +65,7 @@ def body(size_bytes: int) -> bytes:
 
 
 def keys_of(number: int, count: int) -> tuple[str, ...]:
-    """The keys of message `number`; the first is its alone."""
+    """The keys of message `number`. No other message has the first one."""
     return (f"key-{number}", *(f"more{n}-{number}" for n in range(1, count)))
 
 
@@ -79,7 +79,7 @@ def key_ring(count: int) -> list[tuple[str, ...]]:
 
 
 def flat(number: int, job: Job) -> bytes:
-    """The message as one value, for stores that know no properties: about the bytes of a record."""
+    """The message as one value of about a record's length, for stores without properties."""
     header = "\x01".join((TOPIC, TAG, *keys_of(number, job.keys))).encode()
     return header + body(job.body_bytes)
 
@@ -89,13 +89,14 @@ def flat_ring(job: Job) -> list[bytes]:
 
 
 def in_turn(ring: Sequence[Item], count: int) -> list[Item]:
-    """`count` times one of the ring, in turn, made before the time is taken: to walk a list is next to no work."""
+    """`count` items of the ring, in turn. The list is made before the measurement, because walking it takes almost no
+    time."""
     return list(islice(cycle(ring), count))
 
 
 def timed_queries(job: Job, find: Callable[[Sequence[str]], None], **facts: Any) -> Measure:
-    """Times `find` for keys of messages chosen at random, after as many others: RocketMQ's run warms up so, and what
-    the load left to be written to disk is not in the way of the first ones."""
+    """Times `find` for keys of messages chosen at random, after as many others. RocketMQ's run warms up in the same
+    way, and the first queries do not meet the load's writes to the disk."""
     draw = random.Random(1)
     count = job.options["queries"]
     keys = [keys_of(draw.randrange(job.count), 1)[0] for _ in range(2 * count)]
@@ -128,15 +129,16 @@ def timed(operations: int, work: Callable[[], Any], **facts: Any) -> Measure:
 
 
 def latencies(begins: Sequence[int], ends: Sequence[int]) -> Measure:
-    """Of single turns, whose times are in ns: the median as the time of an operation, and what is beside it."""
+    """The measure of single turns, whose times are in ns. The median is the time of an operation; percentiles are
+    facts."""
     taken = sorted(end - begin for begin, end in zip(begins, ends, strict=True))
     p50, p99 = taken[len(taken) // 2], taken[len(taken) * 99 // 100]
     return Measure(1, p50 / 1e9, {"p50_us": round(p50 / 1e3, 1), "p99_us": round(p99 / 1e3, 1)})
 
 
 def in_processes(job: Job, start: Callable[[int], Callable[[], Any]]) -> Measure:
-    """Forks `job.processes` children. Each prepares itself with `start(number)`, which gives its work; all works
-    begin at once.
+    """Forks `job.processes` children. Each prepares itself with `start(number)`, which returns its work. All children
+    begin their work at once.
 
     The time is from that moment to the end of the last child. A child that fails fails the measurement.
     """
@@ -149,7 +151,7 @@ def in_processes(job: Job, start: Callable[[int], Callable[[], Any]]) -> Measure
             _child(number, start, ready_write, go_read, go_write)
         children.append(pid)
     os.close(go_read)
-    os.close(ready_write)  # then a child that dies early ends the read below
+    os.close(ready_write)  # so a child that dies early ends the read below
     ready = 0
     while ready < job.processes and (got := os.read(ready_read, job.processes)):
         ready += len(got)
@@ -166,7 +168,7 @@ def in_processes(job: Job, start: Callable[[int], Callable[[], Any]]) -> Measure
 def _child(
     number: int, start: Callable[[int], Callable[[], Any]], ready_write: int, go_read: int, go_write: int
 ) -> None:
-    """Waits for the end of the go pipe, which is all children's starting gun; never returns."""
+    """Waits for the end of the go pipe, at which all children begin; never returns."""
     code = 1
     try:
         os.close(go_write)
