@@ -29,11 +29,11 @@ _FIELDS = {f.name: f for struct_ in DISK_STRUCTS if struct_.name == "checkpoint"
 class CheckpointFields:
     """The checkpoint's numbers. RocketMQ's own files have zeros behind the three timestamps.
 
-    Timestamps are store timestamps in ms: of the last record known flushed, of the last whose consume queue entry is,
-    and of the last in a flushed index file. `watermark` is the durable watermark, `last_record` the physical offset
-    of the last record below it, `last_record_checksum` that record's checksum field, `index_watermark` the physical
-    offset through which index entries are synced. The `clock_` fields are the store's clock beside CLOCK_BOOTTIME
-    (clock_keeper.py).
+    The timestamps are store timestamps in ms: of the last record known flushed, of the last record whose consume queue
+    entry is flushed, and of the last record in a flushed index file. `watermark` is the durable watermark,
+    `last_record` the physical offset of the last record below it, `last_record_checksum` that record's checksum field,
+    `index_watermark` the physical offset through which index entries are synced. The `clock_` fields are the store's
+    clock beside CLOCK_BOOTTIME (clock_keeper.py).
     """
 
     physic_timestamp: int = 0
@@ -89,8 +89,8 @@ def _field(name: str) -> property:
 class Checkpoint:
     """The mapped checkpoint. Setting a field publishes it to the page cache, `sync` makes it durable.
 
-    Opened for writing, it makes a file that is missing or has another length. READ sees the stores of other processes;
-    PRIVATE stays in this process.
+    When it opens for writing, it makes a file that is missing or has another length. With Mode.READ it shows the fields
+    that other processes set; with Mode.PRIVATE its changes stay in this process.
     """
 
     def __init__(self, root: Path, mode: Mode) -> None:
@@ -157,5 +157,5 @@ class Checkpoint:
         self._page().sync()
 
     def close(self) -> None:
-        """Lets the page go without syncing it. A sync that another thread is in keeps it until it ends."""
+        """Ends the mapping without a sync. If another thread is in a sync, the mapping lasts until that sync ends."""
         self._file = None

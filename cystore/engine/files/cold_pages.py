@@ -15,7 +15,7 @@ from cystore.config import StoreConfig
 log = logging.getLogger("cystore")
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-STEP_BYTES = 4 << 20  # pages go back after so many bytes
+STEP_BYTES = 4 << 20  # the scan gives pages back each time it has read this much
 
 
 def total_memory_bytes() -> int:
@@ -29,8 +29,8 @@ def memory_bytes(config: StoreConfig) -> int:
 
 
 class ColdPages:
-    """One scan. It tells where it is; pages that the cache did not have before, and that no other process has mapped,
-    leave it behind the scan. The loss of a page costs a later reader a read of the disk, never data."""
+    """One scan. It reports its position. Pages that the cache did not have before, and that no other process has
+    mapped, leave the cache behind the scan. The loss of a page costs a later reader a read of the disk, never data."""
 
     def __init__(self, held_bytes: int) -> None:
         self._held_bytes = held_bytes

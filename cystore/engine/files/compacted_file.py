@@ -32,8 +32,9 @@ class Header:
     """The description that a compacted file has of itself.
 
     It has the newest records of `topics` (as the setting has them) below `covered`, an offset of the log. The last
-    record of the log that was looked at stands at `last_record` (-1: none) and has the checksum field `last_checksum`:
-    a log with another record there was cut since. The records end at `records_end`, the index of `slots` slots follows.
+    record that the compaction read from the log stands at `last_record` (-1: none) and has the checksum field
+    `last_checksum`. If the log has another record there, it was cut since. The records end at `records_end`, the index
+    of `slots` slots follows.
     """
 
     covered: int
@@ -120,8 +121,8 @@ def parse_header(data: bytes, length: int) -> Header:
 
 
 class CompactedFile:
-    """One mapped compacted file; it stays readable when it was removed. `header` is None, and `problem` says why, if
-    that cannot be read."""
+    """One mapped compacted file; it stays readable when it was removed. If the header cannot be read, `header` is None,
+    and `problem` says why."""
 
     def __init__(self, path: Path, number: int, file: MappedFile) -> None:
         self.path, self.number, self.file = path, number, file
@@ -136,7 +137,7 @@ class CompactedFile:
             self.problem = str(error)
 
     def whole_header(self) -> Header:
-        """The header, of a file whose index is whole too. Raises CorruptRecordError."""
+        """The header, after a check of the index. Raises CorruptRecordError if either is damaged."""
         header = self.header
         if header is not None and not self._checked:
             index = self.file.view(header.slots_at, header.slots * BYTES_OF_SLOT)
@@ -163,7 +164,7 @@ class CompactedFile:
 
 
 def numbers(root: Path) -> list[int]:
-    """The numbers of the files there are, ascending. Other names are foreign, and left alone."""
+    """The numbers of the existing files, ascending. Files with other names are foreign and are left alone."""
     found = (base_of_name(entry.name) for entry in files.entries(root / FOLDER) if entry.is_file())
     return sorted(number for number in found if number is not None)
 
@@ -174,7 +175,7 @@ def path_of(root: Path, number: int) -> Path:
 
 
 def open_newest(root: Path, known: CompactedFile | None = None) -> CompactedFile | None:
-    """The file in force; None without one. `known` is given back if it still is that. Raises StoreError."""
+    """The file in force; None without one. Returns `known` if that file is still in force. Raises StoreError."""
     for _ in range(TRIES):
         listed = numbers(root)
         if not listed:
@@ -185,7 +186,7 @@ def open_newest(root: Path, known: CompactedFile | None = None) -> CompactedFile
         try:
             with files.opened(path) as fd, files.translated(path):
                 length = os.fstat(fd).st_size
-            if length == 0:  # by another hand; nothing can be mapped
+            if length == 0:  # a foreign program cut it; nothing can be mapped
                 return CompactedFile(path, listed[-1], MappedFile.anonymous(0, HEADER_BYTES, path))
             with files.translated(path):
                 file = files.map_file(path, 0, length, writable=False, sealed=True)

@@ -60,7 +60,8 @@ class Mappings:
         return len(self._kept)
 
     def forked(self) -> None:
-        """In a forked child: a thread of the parent may have held the lock, and may have been between two changes."""
+        """Makes the object usable in a forked child: a thread of the parent may have held the lock in the middle of a
+        change."""
         self._lock = os_threads.RLock()
         self._bytes = sum(file.length for file, _ in self._kept.values())
 
@@ -76,13 +77,14 @@ class Mappings:
         return found[0]
 
     def keep(self, queue: int, file: MappedFile, needed: Callable[[MappedFile], bool]) -> None:
-        """Keeps one more, and drops those used longest ago. A `needed` one stays whatever the budget is."""
+        """Keeps one more mapping, and drops those used longest ago. A `needed` mapping stays, whatever the budget
+        is."""
         with self._lock:
             self._forget(queue, file.base)
             self._kept[queue, file.base] = file, needed
             self._bytes += file.length
             gone = self._over_budget()
-        del gone  # behind the lock: the end of a large mapping takes a while
+        del gone  # outside the lock: the end of a large mapping takes a while
 
     def _over_budget(self) -> list[MappedFile]:
         gone: list[MappedFile] = []
@@ -107,16 +109,16 @@ class Mappings:
         return found[0]
 
     def let_pages_go(self, current: MappedFile | None, end: int) -> None:
-        """Takes the pages of all mappings out of this process's memory. Of the `current` segment only those below the
-        offset `end`, so that the next append meets no page fault."""
+        """Takes the pages of all mappings out of this process's memory. Of the `current` segment it takes only those
+        below the offset `end`, so that the next append meets no page fault."""
         with self._lock:
             files = [file for file, _ in self._kept.values()]
         for file in files:
             file.let_pages_go(max(0, min(file.length, end - file.base)) if file is current else file.length)
 
     def drop(self, queue: int, base: int) -> MappedFile | None:
-        """Removes one from the kept mappings, and returns it: the mapping ends when the caller drops it. Drop it under
-        no lock."""
+        """Removes one of the kept mappings, and returns it: the mapping ends when the caller drops it. The caller must
+        hold no lock then."""
         with self._lock:
             return self._forget(queue, base)
 

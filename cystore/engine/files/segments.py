@@ -52,7 +52,7 @@ def base_of_name(name: str) -> int | None:
 class MappedFileQueue:
     """Files of one directory. Safe for threads of a process; several processes may create files at once.
 
-    `file_bytes` is that of the first file found; a different configured length is reported once and not used.
+    `file_bytes` is the length of the first file found; a different configured length is reported once and not used.
     `mappings` keeps the mappings of all queues of files of a store within one budget. Of this queue it keeps at most
     those of the `max_mapped` files used last, and always those that are `needed`. A file that a view uses stays mapped
     all the same. `is_sealed(end)` says that no process writes any more to a file with that end. Without `durable_names`
@@ -85,7 +85,7 @@ class MappedFileQueue:
         self._number = Mappings.number()
         self._mapped: OrderedDict[int, None] = (
             OrderedDict()
-        )  # bases of the kept mappings, that used last behind
+        )  # bases of the kept mappings, the one used last at the end
         self._max_mapped = max_mapped
         self._is_needed, self._is_sealed = needed, is_sealed
         self._imagined: dict[int, MappedFile] = {}  # PRIVATE: files that exist in memory only
@@ -100,7 +100,7 @@ class MappedFileQueue:
         self._bases = self._list()
 
     def _list(self) -> list[int]:
-        """Bases of the files there are. A strange name or a length that fits no other file is a StoreFormatError."""
+        """Bases of the existing files. A strange name or a length that fits no other file is a StoreFormatError."""
         sizes = self._sizes()
         bases = sorted(sizes)
         if self._odd_files != "refuse":
@@ -254,7 +254,7 @@ class MappedFileQueue:
         return (file.private and file.touched) or (self._is_needed is not None and self._is_needed(file))
 
     def _let_oldest_go(self) -> list[MappedFile | None]:
-        """`_let_go` of the mappings used longest ago that are too many."""
+        """Calls `_let_go` for the mappings used longest ago until no more than the limit are kept."""
         gone: list[MappedFile | None] = []
         if self._max_mapped is not None and len(self._mapped) > self._max_mapped:
             for base in list(self._mapped)[: len(self._mapped) - self._max_mapped]:
@@ -264,8 +264,8 @@ class MappedFileQueue:
         return gone
 
     def _let_go(self, base: int) -> MappedFile | None:
-        """Keeps a mapping no longer, and gives it. The caller ends it behind the lock: the last mapping of a removed
-        file waits until the disk has freed its blocks, and a put may wait for the lock."""
+        """Removes a mapping from the kept ones, and returns it. The caller ends it outside the lock: the end of a
+        removed file's last mapping waits until the disk has freed the blocks, and a put may wait for the lock."""
         self._mapped.pop(base, None)
         return self._mappings.drop(self._number, base)
 
@@ -286,11 +286,11 @@ class MappedFileQueue:
                     self.root, self.path(base), self.file_bytes, allocated_bytes, durable=self._durable_names
                 )
             elif self._durable_names:
-                files.sync_directory(self.directory)  # the process that named it may have died before that
+                files.sync_directory(self.directory)  # the maker of the name may have died before this
             created = self.get(base)
             if created is not None:
                 return created
-        raise StoreFormatError("somebody removed the file while it was being made", path=self.path(base))
+        raise StoreFormatError("another process removed the file while it was made", path=self.path(base))
 
     def sync_names(self) -> None:
         """Makes the names of the files, and of the folders down to them, durable."""
@@ -349,7 +349,7 @@ class MappedFileQueue:
             folder = folder.parent
 
     def let_pages_go(self, end: int) -> None:
-        """Takes the pages of the store's mapped files out of this process's memory: of this queue's last segment
+        """Takes the pages of the store's mapped files out of this process's memory: of this queue's last segment only
         those below `end`."""
         self._mappings.let_pages_go(self._mappings.get(self._number, self.base_of(end)), end)
 
@@ -376,7 +376,7 @@ class MappedFileQueue:
             file = self._mappings.get(self._number, base)
             if file is None or not (file.private and file.touched):
                 gone = self._let_go(base)
-        del gone, file  # behind the lock
+        del gone, file  # outside the lock
 
     def forget_all(self) -> None:
         """Drops all of this process's mappings: another process removed the files."""

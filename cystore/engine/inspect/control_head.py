@@ -73,8 +73,8 @@ def ask_to_leave(root: Path, asked: bool = True) -> None:
 
 
 def attached_processes(root: Path) -> list[tuple[int, str]]:
-    """(pid, command) of each process that has the store open, as far as this one can see them: in its PID namespace,
-    and of its own user unless that is root."""
+    """(pid, command) of each process that has the store open. This process sees only its own PID namespace and, unless
+    it runs as root, only processes of its own user."""
     return platform.processes_with(root / LOCK_NAME)
 
 

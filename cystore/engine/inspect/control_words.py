@@ -1,7 +1,7 @@
 """Three positions of a live store, read from its control block without an attachment.
 
-They have the places of layout 2, and no later layout moves them. So a reader of any version can read the end of a
-running store's log. The files alone do not contain it: a complete record may not be committed yet.
+They stand at the places that layout 2 gave them, and no later layout moves them. So a reader of any version can read
+the end of a running store's log. The files alone do not contain it: a complete record may not be committed yet.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from cystore.engine.log.allocate import CONTROL_NAME
 from cystore.layout import CONTROL_FIELDS, CONTROL_LOCKS_AT, CONTROL_MAGIC
 from cystore.system import files
 
-FIRST_LAYOUT = 2  # that has them there
+FIRST_LAYOUT = 2  # the first one that has them there
 _AT = {field.name: at for field, at in CONTROL_FIELDS}
 _SHAPE = struct.Struct("=qqIII")  # from commit_log_file_bytes to max_queues
 
 
 class Words(NamedTuple):
-    """`generation` is another one with each control block. The block is not locked: each word is as of a moment of
-    its own, so `dispatched` may be beyond `wrote`. Then all below `wrote` is dispatched."""
+    """Each control block has another `generation`. The block is not locked, so the words are from different moments and
+    `dispatched` may be beyond `wrote`. Then all below `wrote` is dispatched."""
 
     generation: int
     wrote: int

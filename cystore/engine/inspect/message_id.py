@@ -23,14 +23,14 @@ class MessageId(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> MessageId:
-        """The id of a message that was read from a store. Raises MessageIllegalError for one that was not."""
+        """The id of a message that was read from a store. Raises MessageIllegalError for any other message."""
         if message.physical_offset is None or message.store_host is None:
             raise MessageIllegalError("message: it was not read from a store, so it has no message id")
         return cls(message.store_host, message.physical_offset)
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """The id that these digits are, large or small letters. Raises MessageIllegalError."""
+        """The id in hexadecimal digits, upper or lower case. Raises MessageIllegalError."""
         try:
             data = bytes.fromhex(text)
         except (TypeError, ValueError):

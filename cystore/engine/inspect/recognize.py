@@ -50,8 +50,8 @@ def ledger_names(root: Path, names: set[str] | None = None) -> list[str]:
 
 
 def check_has_no_ledger(root: Path, names: set[str] | None = None) -> None:
-    """Raises StoreFormatError for the directory of a DLedger broker. Its queues and index speak of a log that no store
-    has: an open would remove them."""
+    """Raises StoreFormatError for the directory of a DLedger broker. Its queues and index refer to the DLedger's log,
+    which no store has: an open would remove them."""
     found = ledger_names(root, names)
     if found:
         raise StoreFormatError(
@@ -125,6 +125,6 @@ def _has_lock_alone(root: Path) -> bool:
     if length is None or length > len(LOCK_TEXT):
         return False
     names = files.names(root)
-    if length == 0:  # the kill came before the text
+    if length == 0:  # a kill before the text was written
         return names <= {LOCK_NAME, "lost+found"}
     return names <= NAMES and files.read_all(path) == LOCK_TEXT

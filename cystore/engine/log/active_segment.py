@@ -1,5 +1,5 @@
-"""How this process has the segment that is written to in memory: page faults there bring in one page each, and the
-setting active_segment_memory may keep it there (MappedFile.mlock)."""
+"""The active segment in this process's memory: each page fault there brings in one page, and the setting
+active_segment_memory may keep the segment in memory (MappedFile.mlock)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("cystore")
 
 
 class ActiveSegment:
-    """The segment of one process that appends go to. Only a setting keeps it mapped: its mapping and its lock end
+    """The segment that one process appends to. Only a setting keeps it mapped: its mapping and its lock end
     together."""
 
     def __init__(self, how: str) -> None:
@@ -22,8 +22,9 @@ class ActiveSegment:
         self._last: ref[MappedFile] | None = None
 
     def is_now(self, segment: MappedFile, begin: int, allocated: int) -> None:
-        """Appends go to this segment, from log position `begin` on. Its space is there up to `allocated`. The lock of
-        the one before ends. A lock that the system refuses is told once: the store works without.
+        """Appends go to this segment from now on, at log position `begin` and behind. Its space is reserved up to
+        `allocated`. The lock of the segment before ends. If the system refuses a lock, that is logged once: the store
+        works without it.
         """
         before = None if self._last is None else self._last()
         if before is segment or segment.in_memory:
@@ -35,10 +36,10 @@ class ActiveSegment:
 
     @staticmethod
     def _fault_single_pages(before: MappedFile | None, segment: MappedFile, begin: int) -> None:
-        """At a missing page of a file that is read in order, the kernel makes up to 8 MiB of pages at once
-        (read_ahead_kb): 20 ms of a put's processor time where memory is scarce. What was appended before may be read
-        in order."""
-        with contextlib.suppress(OSError):  # a process that has no more mappings works without
+        """Expects scattered accesses from `begin` on. In a file that is read in order, the kernel brings in up to 8 MiB
+        of pages at a page fault (read_ahead_kb): 20 ms of a put's processor time where memory is scarce. The segment
+        `before` may be read in order again."""
+        with contextlib.suppress(OSError):  # a process at its limit of mappings works without
             if before is not None:
                 before.expect_in_order()
             segment.expect_scattered(max(begin - segment.base, 0))

@@ -33,12 +33,12 @@ FIRST_PAGES_BYTES = 64 * 1024  # faulted in by a put; the next put that reaches 
 MOST_BYTES = 1 << 62
 MOST_PAGES_BYTES = 128 * 1024  # some 0.1 ms; where memory is scarce, 1 MiB took a put 20 ms of processor time
 KEPT_WRITABLE_BYTES = 1024 * 1024  # ahead of the appends, looked after in each turn; some 20 µs
-# The disk takes up to 0.3 s to make a name durable: that much is appended meanwhile.
+# The disk takes up to 0.3 s to make a name durable: so many bytes may be appended meanwhile.
 FILES_AHEAD_BYTES = 64 * 1024 * 1024
 MOST_FILES_AHEAD = 4  # of a store with small files
 FILES_AHEAD_LEFT = 2  # after a clean close: RocketMQ's load looks for the log's end in the last three files
 LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
-# Where so much is appended in so little time, the appends find the pages of the next step in memory.
+# If so many bytes are appended in this time, the pages of the next step are brought into memory first.
 FAST_BYTES, FAST_S = 4 * 1024 * 1024, 2.0
 READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go, some 0.4 ms
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
@@ -56,8 +56,8 @@ def writes_end_when_it_fails(control: Control, directory: Path) -> Iterator[None
 
 
 class Allocator:
-    """Keeps the log allocated ahead of the wrote position. Any process may do it; the housekeeping lock makes it
-    one."""
+    """Keeps the log allocated ahead of the wrote position. Any process may do it; the housekeeping lock lets one do it
+    at a time."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class Allocator:
         )  # the wrote position and the time of this process's last step ahead
 
     def keep_headroom(self) -> None:
-        """Reserves space for the next recovery: on a full disk it needs some, first of all for the control block. The
-        log does not grow before that is done. Raises StoreFullError."""
+        """Reserves space for the next recovery, which needs some on a full disk, first of all for the control block.
+        The log does not grow before this space is reserved. Raises StoreFullError."""
         if not self._has_headroom:
             length = Control.first_bytes(self._control.max_queues) + HEADROOM_BYTES
             files.reserve(self._commit_log.files.root / HEADROOM_NAME, length)
@@ -130,7 +130,7 @@ class Allocator:
             return
         self.keep_headroom()
         try:
-            # No file is made that this append does not need: the name of each has to become durable first.
+            # Makes only the files that this append needs: the name of each has to become durable first.
             step = min(self._target(), self._end_of_files(needed))
             self._allocate_up_to(max(needed, step))
         except StoreFullError:
@@ -139,7 +139,7 @@ class Allocator:
             )  # the disk has no room for a whole step: allocate only what this append needs
 
     def _target(self, files_ahead: int = 1) -> int:
-        """The end of the next step, at most so many whole files ahead."""
+        """The end of the next step, at most `files_ahead` whole files ahead."""
         wrote, file_bytes = self._control.wrote, self._commit_log.file_bytes
         most = self._commit_log.files.base_of(wrote) + (1 + files_ahead) * file_bytes
         return min(wrote + self._ahead_bytes, most)
@@ -149,12 +149,12 @@ class Allocator:
         log, ready = self._commit_log.files, self._control.ready_base
         named = (
             ready + 1 if ready % log.file_bytes else ready + log.file_bytes
-        )  # somebody makes the one behind `ready`
+        )  # some process is making the file behind `ready`
         position = max(self._control.allocated, least)
         return max(named, -(-position // log.file_bytes) * log.file_bytes)
 
     def _allocate_up_to(self, end: int) -> None:
-        """`_reserve_up_to`; a disk that fails is written to no more."""
+        """`_reserve_up_to`; after a failed sync every process refuses puts."""
         with writes_end_when_it_fails(self._control, self._commit_log.files.directory):
             self._reserve_up_to(end)
 
@@ -173,8 +173,7 @@ class Allocator:
                 self._control.count_file_made()
                 self._control.ready_base = base
                 failpoint("allocate.created")
-            # A file that was there already, because a kill came before its step was published, may have less than
-            # this one.
+            # If a kill came before a step was published, the file exists and may have less space than this step.
             log.allocate(base, at - base, upto - base)
             at = upto
             self._publish(at)
@@ -192,9 +191,9 @@ class Allocator:
         failpoint("allocate.published")
 
     def make_successors(self) -> None:
-        """Makes the files that appends come to next, although no room may be made in them yet: a put that came to the
-        end of a file waited for the disk to make the next name durable. No lock is held meanwhile. One process makes
-        a file; where that one dies a put does it. `remove_files_ahead` takes back what RocketMQ would not expect."""
+        """Makes the next files of the log, before room may be made in them. Otherwise a put that comes to the end of a
+        file waits for the disk to make the next name durable. No lock is held meanwhile. One process makes a file; if
+        it dies, a put makes the file. `remove_files_ahead` removes the files that RocketMQ would not expect."""
         log, control = self._commit_log.files, self._control
         file_bytes = log.file_bytes
         ahead = max(file_bytes // 2, min(file_bytes * MOST_FILES_AHEAD, FILES_AHEAD_BYTES))
@@ -204,12 +203,12 @@ class Allocator:
             with control.held_if_free("housekeeping") as turn:
                 if not turn.held or control.ready_base >= base - 1:
                     return
-                control.ready_base = base - 1  # somebody is at it
+                control.ready_base = base - 1  # this process is making it
             self._make_file(base, before)
             base += file_bytes
 
     def _make_file(self, base: int, before: int) -> None:
-        """One file that this process said it would make."""
+        """Makes one file that this process announced in `ready_base`."""
         control, made = self._control, False
         try:
             with writes_end_when_it_fails(control, self._commit_log.files.directory):
@@ -221,8 +220,8 @@ class Allocator:
                 control.ready_base = base if made else before
 
     def remove_files_ahead(self) -> None:
-        """Leaves two files behind the log's end, for a store that is closed cleanly. There RocketMQ looks for the end
-        from the last file but two on, and would append to an empty one (CommitLog.recoverNormally). After a crash it
+        """Leaves two files behind the log's end, for a store that is closed cleanly. In such a store RocketMQ looks for
+        the end in the last three files, and would append to an empty one (CommitLog.recoverNormally). After a crash it
         looks at every file."""
         log = self._commit_log.files
         end = log.base_of(max(self._control.wrote - 1, 0)) + (1 + FILES_AHEAD_LEFT) * log.file_bytes
@@ -251,9 +250,8 @@ class Allocator:
             self._control.publish_queue_capacity(step[1])
 
     def run_once(self) -> Progress:
-        """Goes a step ahead once half of the last is used, and faults the next pages of this process in.
-
-        Nothing happens in a store that was only read: a file appears when something was appended.
+        """Reserves the next step once half of the last one is used, and faults in the next pages of this process. Does
+        nothing in a store that was only read: the first append makes the first file.
         """
         control = self._control
         self._commit_log.forget_cleaned()
@@ -261,9 +259,9 @@ class Allocator:
             return Progress(0)
         before = control.allocated
         if not self._go_ahead():
-            return Progress(0)  # another process does it
+            return Progress(0)  # another process is at work
         populated = 0
-        if control.wrote <= self._at_hand:  # else others appended all that is behind this process's last put
+        if control.wrote <= self._at_hand:  # else other processes made all later appends
             populated = self.populate_ahead()
             self._keep_writable()
         self.make_successors()
@@ -271,8 +269,8 @@ class Allocator:
         return Progress(control.allocated - before + populated)
 
     def _go_ahead(self) -> bool:
-        """Reserves the next step where half of the last is used, in files that are there. False when another one has
-        the lock, or did it."""
+        """Reserves the next step, in existing files, once half of the last one is used. False if another process has
+        the lock, or has reserved it."""
         control, wrote, now_s = self._control, self._control.wrote, monotonic_s()
         in_memory = wrote - self._step_wrote >= FAST_BYTES and now_s - self._step_s < FAST_S
         end = min(self._target(MOST_FILES_AHEAD if in_memory else 1), self._end_of_files())
@@ -292,12 +290,13 @@ class Allocator:
         return True
 
     def _go_to_end_of_file(self, begin: int, end: int, in_memory: bool) -> bool:
-        """Makes room from `begin` on, in one file. The lock is only held while the room is published: a put may wait
-        for it, and this thread for the disk and for the interpreter. False when another one made room meanwhile.
+        """Makes room from `begin` on, in one file. The lock is held only while the room is published: a put may wait
+        for the lock, and this thread may wait for the disk or the interpreter. False if a put or another process made
+        room meanwhile.
 
-        `in_memory`: the pages are brought into memory before an append may come to them. Nobody else touches them, so
-        no put waits for a page that is half done. Reading in order makes large pages, which also cost the puts half as
-        much to map.
+        `in_memory`: the pages are brought into memory before an append may come to them. No other thread touches them,
+        so no put waits for a page that is half done. Reading in order makes large pages, which also cost the puts half
+        as much to map.
         """
         control, log = self._control, self._commit_log.files
         at, base = begin, log.base_of(begin)
@@ -377,7 +376,7 @@ class Allocator:
             segment = self._commit_log.files.get(self._commit_log.files.base_of(begin))
             if (
                 segment is None or not segment.writable
-            ):  # cleaned, or ended by others: appends continue behind it
+            ):  # cleaned, or ended by another process: appends continue behind it
                 break
             upto = min(end, segment.end, begin + (self._step_bytes or MOST_BYTES))
             with files.translated(segment.path):

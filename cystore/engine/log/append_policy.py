@@ -98,7 +98,7 @@ def repair_dead_append(control: Control) -> None:
 
 def _repair_if_free(control: Control) -> None:
     with control.held_if_free("append"):
-        pass  # entering repairs
+        pass  # entering the lock repairs
 
 
 def refuse_by_flags(flags: int, path: Path, master: Callable[[], str]) -> None:
@@ -140,7 +140,8 @@ class AppendPolicy:
 
     def reach(self, end: int, flush: int) -> None:
         """Returns when the log is durable up to `end` (FLUSH_SYNC of put.pxd), when a slave has it (FLUSH_REPLICATED),
-        or both. An elected master is a member of its in-sync set, all of which have to have it on their disks."""
+        or both. An elected master belongs to its in-sync set, and each member of the set must have the bytes on its
+        disk."""
         since_s = monotonic_s()
         if flush & FLUSH_SYNC or (flush & FLUSH_REPLICATED and self._control.epoch):
             self._flusher.flush_to(end)
@@ -156,7 +157,8 @@ class AppendPolicy:
         self._allocator.make_room(needed)
 
     def segment_at(self, position: int) -> MappedFile:
-        """The mapped segment that holds `position`, made if need be. Asked before a process's first append, too."""
+        """The mapped segment that holds `position`, made if need be. The kernel also asks before a process's first
+        append."""
         with writes_end_when_it_fails(self._control, self._commit_log.files.directory):
             return self._segment_at(position)
 
@@ -173,15 +175,15 @@ class AppendPolicy:
         if segment is None or not self._commit_log.files.is_there(segment):
             self._flusher.check_files(base)
         if segment is None:
-            # Others appended meanwhile, and a cleaner removed the segment: the append goes to the present end of the
+            # Other processes appended meanwhile, and a cleaner removed the segment: append at the present end of the
             # log.
             return self._segment_at(self._control.wrote)
         return segment
 
     def faulted_in(self, begin: int, end: int) -> int:
-        """Faults the pages of the log in that appends of this process go to from `begin` on, up to `end` and some
-        more. Gives the position up to which they are at hand; behind it the append asks again. A writer that is far
-        ahead of the dispatchers helps them first (`relieve`), and comes back after a short piece."""
+        """Faults the pages of the log in that appends of this process go to from `begin` on, up to `end` and some more.
+        Returns the position up to which they are in memory; behind it the append asks again. A writer that is far ahead
+        of the dispatchers helps them first (`relieve`), and comes back after a short piece."""
         if self._relieve is None:
             return self._allocator.fault_in(begin, end)
         self._relieve(end - begin)
@@ -197,8 +199,8 @@ class AppendPolicy:
             pass
 
     def refused(self, *, copying: bool = False) -> None:
-        """Some flag forbids writing; a disk that was full may have space again. `copying`: what a master sent, to its
-        slave."""
+        """Raises the error for the flag that forbids writing; returns if a full disk has space again. `copying`: a
+        slave appends the bytes that its master sent."""
         self._flusher.check()
         self._space.check()
         flags = self._control.flags & ~(FLAGS["FLAG_SLAVE"][0] if copying else 0)
@@ -223,7 +225,8 @@ class AppendPolicy:
         )
 
     def no_lock(self, status: int, owner: int, busy_ms: int) -> None:
-        """The append lock was not given: `status` is the system's error, `owner` the thread that holds it."""
+        """Raises the error for an append lock that was not obtained: `status` is the system's error, `owner` the thread
+        that holds the lock."""
         if status == errno.ETIMEDOUT:
             raise PageCacheBusyError(
                 f"thread {owner} has held the append lock for {busy_ms} ms; nothing was appended"

@@ -42,8 +42,7 @@ class ClockKeeper:
         store_clock.begin(self._control, jump_ms, last_store_timestamp_ms, words if known else None)
 
     def look(self) -> None:
-        """Looks at the clock; logs once that it jumped, or is believed; saves the believed time. Called all the
-        time."""
+        """Looks at the clock; logs once that it jumped, or is believed again; saves the believed time. Called often."""
         control = self._control
         now_ms = store_clock.now_ms(control)
         words = store_clock.words(control)

@@ -51,7 +51,7 @@ class CommitLog:
             config.mapped_file_size_commit_log_bytes,
             mode,
             mappings=mappings or Mappings.of(config),
-            # The mapping of bytes that are not durable reports a failed write of them: it stays until they are.
+            # A mapping reports a failed write of its bytes, so it stays until they are durable.
             needed=(lambda file: file.end > control.flushed) if mode is Mode.WRITE else None,
             is_sealed=lambda end: end <= control.flushed,
             odd_files="extend",
@@ -74,7 +74,7 @@ class CommitLog:
         return self.files.file_bytes
 
     def window(self, *, with_expired: bool = False) -> LogWindow:
-        """The kernels look records up with it; one call at a time uses it."""
+        """A window in which the kernels look up records; one call at a time uses it."""
         return LogWindow(
             self.segment_for, self.damaged_ranges.ranges(), None if with_expired else self.control
         )

@@ -19,8 +19,7 @@ DISK_FULL = FLAGS["FLAG_DISK_FULL"][0]
 
 
 class DiskSpace:
-    """Watches the file system that holds the store, whatever else is mounted where: inside quotas and loop mounts
-    too."""
+    """Watches the file system that holds the store, also inside quotas and on loop mounts."""
 
     def __init__(self, root: Path, control: Control, policy: Policy) -> None:
         self._root, self._control, self._policy = root, control, policy
@@ -40,7 +39,7 @@ class DiskSpace:
         return 100.0 * used / max(used + free, 1), free * found.f_frsize
 
     def _full(self) -> str:
-        """Why nothing more may be written, or nothing."""
+        """The reason to refuse writes; empty if there is none."""
         used, free_bytes = self._look()
         if used > self._config.disk_space_warning_level_ratio:
             return f"{used:.1f} % of the disk is used, more than disk_space_warning_level_ratio"

@@ -1,7 +1,7 @@
 """Flush of the log: one fsync makes many appends durable, whichever processes they came from.
 
-Source: CommitLog.GroupCommitService and FlushRealTimeService, StoreCheckpoint. A
-failed sync is never repeated and believed: it makes the store read-only for everybody until it is reopened.
+Source: CommitLog.GroupCommitService and FlushRealTimeService, StoreCheckpoint. A failed sync is never repeated and
+believed: it makes the store read-only for every process until it is reopened.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WAIT_SLICE_MS = 100
 CHECKPOINT_INTERVAL_MS = 1000
 URGENT_BYTES = 16 * 1024 * 1024  # of log that are not durable: the disk needs some 0.1 s for this
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-PAGE_LOOKS, PAGE_LOOK_MS = 5, 2  # a flush that nobody waits for looks so often whether the last page is full
+PAGE_LOOKS, PAGE_LOOK_MS = 5, 2  # a flush that no caller waits for looks this often for a full last page
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 BORN_HOST_V6 = CONSTANTS["SYS_FLAG_BORN_HOST_V6"][0]
 _SIZE, _CHECKSUM = field_of("record", "total_size"), field_of("record", "checksum_field")
@@ -101,8 +101,8 @@ class Flusher:
         self, position: int, timeout_ms: int | None = None, *, appended: tuple[int, int] | None = None
     ) -> None:
         """Returns when everything below `position` is durable. Raises FlushFailedError, or StoreTimeoutError after
-        sync_flush_timeout_ms: the bytes are in the log then, but may not be durable yet. A leader flushes all that is
-        appended by then, or what `appended` says (`_appended`)."""
+        sync_flush_timeout_ms: the bytes are in the log then, but may not be durable yet. A leader flushes up to
+        `appended` (see `_appended`), by default all that is appended by then."""
         control = self._control
         limit_ms = self._config.sync_flush_timeout_ms if timeout_ms is None else timeout_ms
         until = monotonic_s() + limit_ms / 1000
@@ -175,7 +175,7 @@ class Flusher:
             yield segment
 
     def _lead(self, appended: tuple[int, int]) -> None:
-        """Under the flush lock: syncs what is appended (end, last record), then publishes the flushed position. A
+        """Under the flush lock: syncs up to `appended` (end, last record), then publishes the flushed position. A
         signal handler may lead once more inside of this, and get further: positions only move forward."""
         control, begun_ms = self._control, _now_ms()
         begin, (target, last_record) = control.flushed, appended
@@ -204,7 +204,7 @@ class Flusher:
         self._control.flushed_ms = begun_ms  # later appends are not durable
 
     def _store_watermark(self, watermark: _Watermark) -> None:
-        """The last write is that of the highest one, also when a signal handler came in between with a higher one."""
+        """Writes the highest watermark last, even if a signal handler brings a higher one in between."""
         self._watermarks.append(watermark)
         while True:
             highest = max(self._watermarks)
@@ -269,7 +269,7 @@ class Flusher:
         self.sync_checkpoint()
 
     def sync_checkpoint(self) -> None:
-        """Makes the durable watermark durable itself, with whatever else the checkpoint says now. Raises
+        """Makes the watermark itself durable, with the other present fields of the checkpoint. Raises
         FlushFailedError."""
         flushed, self._control.checkpointed_ms = (
             self._control.flushed,
@@ -282,7 +282,7 @@ class Flusher:
             self.poison(error)
 
     def _is_cleaned(self, base: int) -> bool:
-        """Whether the cleaner took a segment away: there is nothing in it to be made durable any more."""
+        """Whether the cleaner removed a segment: then no byte of it has to become durable."""
         return base + self._commit_log.files.file_bytes <= self._control.min_physical_offset
 
     def _check_linked(self, segment: MappedFile) -> None:
@@ -326,15 +326,14 @@ class Flusher:
 
     @property
     def urgent(self) -> bool:
-        """Whether so many bytes wait that the next turn should not wait for its time. The disk takes long for a whole
-        interval of fast appends, and the oldest of them waits for both."""
+        """Whether so many bytes are not durable that the next turn should begin at once. The disk takes long for a
+        whole interval of fast appends, and the oldest append waits for the interval and the disk."""
         control = self._control
         return not control.flags & SYNC_FAILED and control.wrote - control.flushed >= URGENT_BYTES
 
     def _flush_pages(self) -> None:
-        """Flushes what is appended by now. Where appends go on it waits until they have left the last page of that: a
-        page that is synced is write-protected, and the next append to it would meet a page fault with the append lock
-        held."""
+        """Flushes what is appended by now. While appends continue, it first waits until they have left the last page: a
+        synced page is write-protected, and the next append to it would meet a page fault with the append lock held."""
         control, appended = self._control, self._appended()
         page_end = -(-appended[0] // PAGE_BYTES) * PAGE_BYTES
         for _ in range(PAGE_LOOKS):
@@ -345,7 +344,7 @@ class Flusher:
 
     def run_once(self) -> Progress:
         """One turn: flushes the log if enough pages are dirty, or if enough time has passed; then the checkpoint, once
-        a second. Skips what another process did lately."""
+        a second. Skips work that another process did recently."""
         control, config = self._control, self._config
         if control.flags & SYNC_FAILED:
             return Progress(0)

@@ -1,12 +1,12 @@
 """Cleaning of the log: unlinks expired segments, oldest first.
 
 Source: DefaultMessageStore.CleanCommitLogService. Two differences: a segment's age is that of its newest record and not
-of its file, so copying a store does not make it young; and a forced clean is off by default, because foreign files must
-not delete your messages. Segments that a user still needs stay.
+of its file, so copying a store does not make it young; and a forced clean is off by default, because foreign files that
+fill the disk must not cost messages. Segments that a user still needs stay.
 
 The log's minimum is published under the lock "clean", which no append ever waits for; the files are unlinked after
-that, under no lock. A kill leaves files below the minimum, which the next clean removes, or, when all processes are
-gone, a log that still begins there.
+that, under no lock. A kill leaves files below the minimum, which the next clean removes. If all processes are gone, the
+log still begins with these files.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LogCleaner:
         )
 
     def end_of_removable(self, max_segments: int | None, needs: Iterable[Need], *, forced: bool) -> int:
-        """Up to where `remove_expired` would remove the log if those were all needs."""
+        """The position up to which `remove_expired` would remove the log if `needs` were all needs."""
         return self._end(self._expired(forced=forced)[:max_segments], list(needs))[0]
 
     def remove_expired(
@@ -98,7 +98,7 @@ class LogCleaner:
                 break
             if base < control.min_physical_offset:
                 continue
-            # A clock that was behind for a while makes no earlier record older.
+            # A segment counts as no older than the segments before it, although the clock may have been behind.
             newest_ms = max(newest_ms, self.ages.at_or_behind_ms(end))
             if not forced and newest_ms > oldest_kept_ms:
                 break
@@ -136,13 +136,13 @@ class LogCleaner:
         self._control.min_physical_offset = end
 
     def _unlink_below(self, minimum: int) -> int:
-        """Each name goes for good before the next: a power cut leaves no gap."""
+        """Makes each removal durable before the next one, so that a power cut leaves no gap."""
         segments = self._commit_log.files
         gone = [base for base in segments.refresh() if base + segments.file_bytes <= minimum]
         if gone and self._manifest.snapshot().log_begin < minimum:
             self._manifest.set_log_begin(
                 minimum
-            )  # a first file that is missing behind that was not removed by us
+            )  # if a first file behind that is missing, the cleaner did not remove it
             failpoint("clean.begin_entered")
         for base in gone:
             segments.remove(base)

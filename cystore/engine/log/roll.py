@@ -1,6 +1,6 @@
 """Ends a segment that has been written to for long, so that a store with few messages expires too.
 
-RocketMQ has nothing like it; a file that ends early ends in a blank, as each of its own does.
+RocketMQ has nothing like it. A file that ends early ends in a blank, as each file of RocketMQ does.
 """
 
 from __future__ import annotations

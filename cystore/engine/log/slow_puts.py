@@ -23,8 +23,8 @@ class SlowPuts:
         self._again_at_s, self._untold = 0.0, 0
 
     def tell(self, took_ms: int, what: str) -> None:
-        """`what` became of a message after so long. Threads may call it at the same time: at worst one line more is
-        written."""
+        """Reports that a put reached the state `what` after `took_ms`. If several threads call it at the same time, at
+        worst one line more is written."""
         self._control.count_slow_put()
         now_s = monotonic_s()
         if now_s < self._again_at_s:

@@ -1,4 +1,4 @@
-"""The damaged ranges of a log, as they are now: what any attached process finds is seen by all."""
+"""The damaged ranges of a log, as they are now: all attached processes see a range that one of them finds."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Facts:
 
 
 def render(facts: Facts) -> bytes:
-    """The payload that says `facts`."""
+    """The payload that contains `facts`."""
     content = {
         **facts.sections,
         "format": {"major": MAJOR, "minor": MINOR, **facts.sections.get("format", {})},
@@ -202,14 +202,13 @@ def read_removed(root: Path) -> Removed:
 
 
 def record_given_up(root: Path, given_up: GivenUp) -> None:
-    """For recovery, which is alone in the store: `given_up` are all from now on."""
+    """For recovery, which is alone in the store: replaces the list of given-up offsets."""
     manifest = Manifest.load(root, None, lambda: read_facts(root)[0])
     manifest.update(lambda facts: replace(facts, given_up=given_up))
 
 
 def record_damaged_ranges(root: Path, damaged: DamagedRanges) -> None:
-    """For recovery, which is alone in the store: the manifest has `damaged` from now on, and so does the list for
-    people."""
+    """For recovery, which is alone in the store: writes `damaged` to the manifest and to the list for people."""
     Manifest.load(root, None, lambda: Facts(damaged_ranges=damaged)).set_damaged_ranges(damaged)
     write_damaged_ranges(root, damaged)
 
@@ -385,7 +384,7 @@ class Manifest:
             written = manifest_file.replace(self._root, slot, render(facts))
         return replace(facts, sequence=written.sequence)
 
-    # ------------------------------------------------------------------------------------ what the engine enters
+    # ------------------------------------------------------------------------------------ entries of the engine
 
     def add_damage(self, begin: int, end: int, reason: str, copy: str = "") -> DamagedRanges:
         """Enters [begin, end) of the log as damaged; returns all damaged ranges. `copy` names the file in
@@ -416,13 +415,13 @@ class Manifest:
             self.update(lambda facts: replace(facts, removed=facts.removed.without_expired(minimum)))
 
     def set_section(self, name: str, value: Any) -> None:
-        """Another value for a section; None removes it."""
+        """Sets the value of a section; None removes it."""
         self.update(
             lambda facts: facts if facts.sections.get(name) == value else facts.with_section(name, value)
         )
 
     def set_log_begin(self, minimum: int) -> None:
-        """Before the first file of the log goes: the log begins here from now on."""
+        """Records the log's begin. Called before the first file of the log is removed."""
         self.update(lambda facts: replace(facts, log_begin=minimum))
 
     def pause_cleaning(self, why: str) -> None:
@@ -447,7 +446,7 @@ class Manifest:
         return self._durable
 
     def set_damaged_ranges(self, damaged: DamagedRanges) -> None:
-        """Makes `damaged` all that is known to be damaged."""
+        """Replaces the list of damaged ranges."""
         self.update(
             lambda facts: facts if facts.damaged_ranges == damaged else replace(facts, damaged_ranges=damaged)
         )

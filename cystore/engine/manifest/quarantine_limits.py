@@ -1,7 +1,7 @@
 """Limits the folder quarantine/: removes copies that are too old, and the oldest ones when all together take too much
 space.
 
-Copies of a recently found damaged range stay, whatever space they take, because nobody had the time to repair it.
+Copies of a recently found damaged range stay, whatever space they take, so that an operator has time to repair it.
 """
 
 from __future__ import annotations

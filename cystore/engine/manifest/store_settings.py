@@ -5,7 +5,7 @@ existing files win. A process that gives another value is refused. A process tha
 
 The process that makes the store enters the retention policy (`RETENTION`). In a store of an older version, the first
 process that gives a value enters it. A different value that a process gives later is ignored with a warning: a worker
-with outdated settings must start all the same, and must not delete what others keep.
+with outdated settings must start all the same, and must not delete messages that other workers keep.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _tell_of_ignored(manifest: Manifest, config: StoreConfig) -> None:
 
 
 def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
-    """Changes the store's retention policy for all processes, also for those that have it open. Other delay levels hold
-    when the next process opens the store while no other has it open. A value of None removes the store's own. Raises
+    """Changes the store's retention policy for all processes, also for those that have it open. Changed delay levels
+    apply from the next open while no other process has the store open. A value of None removes the store's own. Raises
     StoreConfigError."""
     for name in changes:
         if name not in CHANGEABLE:
