@@ -1,8 +1,8 @@
 """Keeps the undispatched part of the log small, because cleaning, readers and read-only handles pay for it.
 
-A service thread dispatches (`run_once`). A writer that is faster is slowed down when it asks for the next pages of the
-log: each time it dispatches a little more than it got last time (`relieve`). So a put waits for little at a time.
-Appending never depends on dispatch: if dispatch stands still, the writer goes on after a short wait.
+A service thread dispatches (`run_once`). A writer that is faster than it is slowed down when it asks for the next pages
+of the log: each time it dispatches a little more than the pages that it got last time (`relieve`). So no put waits for
+long. Appending never depends on dispatch: if dispatch stands still, the writer continues after a short wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HELP_WAIT_MS = 2  # for another dispatcher
 
 class BacklogKeeper:
     """Dispatches when more than MAX_BYTES wait, or some have waited for MAX_AGE_S. The process that runs a service
-    calls `run_once` from its thread. Another dispatcher at work is not waited for."""
+    calls `run_once` from its thread. It does not wait for another dispatcher at work."""
 
     def __init__(self, control: Control, dispatcher: Dispatcher) -> None:
         self._control, self._dispatcher = control, dispatcher
@@ -40,7 +40,7 @@ class BacklogKeeper:
         self._trouble = Trouble()
 
     def run_once(self) -> Progress:
-        """One look; `more` is True while too much waits. Trouble of dispatch is logged and is not the caller's."""
+        """One turn; `more` is True while too much is undispatched. An error of dispatch is logged and not raised."""
         control, now = self._control, monotonic_s()
         if control.dispatched >= self._mark:
             self._mark, self._since_s = control.wrote, now
@@ -55,14 +55,14 @@ class BacklogKeeper:
         return Progress(done, more=done > 0 and control.dispatched < self._mark)
 
     def relieve(self, wanted: int = 0) -> None:
-        """A writer that wants the next pages, for so many bytes at least, calls this first: it dispatches a piece where
-        much waits."""
+        """A writer calls this before it takes the next pages, for at least `wanted` bytes. Dispatches a piece if much
+        is undispatched."""
         if self._control.wrote - self._control.dispatched >= HELP_BYTES:
             self._dispatch(max(HELP_TURN_BYTES, 2 * wanted), wait_ms=HELP_WAIT_MS)
 
     def _dispatch(self, turn_bytes: int, wait_ms: int) -> int | None:
-        """Dispatches for one turn; returns the number of bytes. None if dispatch fails, which is logged. A put, or the
-        thread that makes room for puts, waits for it."""
+        """Dispatches for one turn; returns the number of bytes. If dispatch fails, logs the error and returns None. A
+        put, or the thread that makes room for puts, waits for this call."""
         try:
             done = self._dispatcher.run_once(turn_bytes, timeout_ms=wait_ms, one_turn=True).done
         except StoreClosedError:

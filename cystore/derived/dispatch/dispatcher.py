@@ -63,7 +63,7 @@ class Dispatcher:
         self._damage, self._more_queues = commit_log.damage, more_queues
         self._given_up = given_up
         self._with_index = config.message_index_enable
-        self._search: DamageSearch | None = None  # the damage that dispatch stands before
+        self._search: DamageSearch | None = None  # the damage at the dispatched position
         self._kernel = kernel.DispatchKernel(
             control,
             delay_levels_ms=config.delay_levels_ms(),
@@ -102,13 +102,13 @@ class Dispatcher:
         return Progress(done, more=control.dispatched < control.wrote)
 
     def turn_at_once(self) -> bool:
-        """Dispatches what was appended by now, in one turn that the kernel makes by itself. False when it could not:
-        then `run_once` can, or tells why not."""
+        """Dispatches everything appended by now, in one turn that the kernel makes by itself. False if the kernel could
+        not: then `run_once` dispatches, or raises the reason."""
         return self._kernel.turn()
 
     @property
     def kernel(self) -> kernel.DispatchKernel:
-        """For readers that help within a call of their own."""
+        """The kernel, for readers that dispatch within their own kernel call."""
         return self._kernel
 
     def run_to_end(self, progress: Callable[[str, int, int], None] | None = None) -> None:
@@ -123,8 +123,8 @@ class Dispatcher:
                 progress("dispatch", self._control.dispatched - begin, target - begin)
 
     def forget_below(self, position: int) -> None:
-        """Lets the segment go that was dispatched last, if it ends at or below a log position. Behind a dispatcher at
-        work the next call does it."""
+        """Ends the mapping of the segment that was dispatched last, if it ends at or below a log position. If a
+        dispatcher is at work, the next call does it."""
         if 0 < self._kernel.segment_end <= position:
             with self._control.held_if_free("dispatch") as turn:
                 if turn.held:
@@ -136,15 +136,15 @@ class Dispatcher:
             self._index.trim(self._control.dispatched)
 
     def give_up_swallowed(self) -> None:
-        """Makes hole entries of the queue offsets that were given out and whose records damage swallowed: no queue
-        may end before them, or they would be given out again. For the last process, when all is dispatched. Raises
+        """Makes hole entries for the queue offsets that were given out and whose records are lost in damage: if a queue
+        ended before them, they would be given out again. For the last process, when all is dispatched. Raises
         StoreFullError."""
         if self._control.dispatched >= self._control.wrote:
             for slot in queue_kernel.queues_behind(self._control):
                 self._queues.get(slot).fill_gap(self._control.queue_next(slot))
 
     def forget_queue(self, slot: int) -> None:
-        """Under the dispatch lock: lets the files of a queue go, which were removed."""
+        """Under the dispatch lock: ends the mappings of a queue's removed files."""
         self._kernel.forget_queue(slot)
 
     # ------------------------------------------------------------------- under the dispatch lock
@@ -213,7 +213,8 @@ class Dispatcher:
             self._search = DamageSearch(self._commit_log, position, reason)
 
     def _judge(self, position: int, wrote: int, deadline_s: float) -> bool:
-        """Deals with the damage that dispatch stands before; True when it is listed, so that it can be stepped over.
+        """Handles the damage at the dispatched position; True when the damage is listed, so that dispatch can step over
+        it.
 
         The end of the damage is searched within the time of this turn. Then the turn ends, and the bytes are copied
         aside without the lock. The damage is listed in a later turn, in which the kernel has read the record once

@@ -81,8 +81,8 @@ class DerivedFlusher:
                     raise StoreTimeoutError(f"queues and index are not flushed yet: {error}") from error
 
     def _flush_dispatched(self) -> None:
-        """Under the lock "sync", which no append, read or flush of the log takes: thousands of queues may take their
-        time."""
+        """Under the lock "sync", which no append, read or flush of the log takes, because thousands of queues take
+        long."""
         control = self._control
         position, timestamp = control.dispatched, control.dispatched_timestamp_ms
         self._log_flusher.flush_to(position)
@@ -103,7 +103,7 @@ class DerivedFlusher:
         self._control.queues_flushed_ms = _now_ms()
 
     def save_queue_offsets(self) -> None:
-        """Writes config/queueOffset.json: queues whose messages are all gone continue to count from there.
+        """Writes config/queueOffset.json: a queue without messages continues to count from its offset there.
 
         Everything that it counts is durable in the log before: otherwise a queue could begin with a gap after a power
         cut. An older table does not replace a newer one.
@@ -118,7 +118,7 @@ class DerivedFlusher:
         with control.held("clean", timeout_ms=self._config.sync_flush_timeout_ms):
             newer = (
                 position < saved_position(self._root) <= control.wrote
-            )  # beyond the log's end: of a log that was cut since
+            )  # a position beyond the log's end: the log was cut since
             if queues and not newer:
                 write_queue_offsets(self._root, QueueOffsets.of(queues, position))
             self._control.offsets_saved, self._control.offsets_saved_ms = position, _now_ms()

@@ -3,7 +3,7 @@
 Source: DefaultMessageStore.CleanConsumeQueueService. The log does not wait for it: for every reader, entries that point
 below the log's minimum already are OFFSET_TOO_SMALL or no hit. One atomic step moves a queue's minimum. It holds no
 lock that an append, a dispatch or an allocation needs. The turns are under the lock "clean", so one process does them
-at a time. A kill leaves a round that the next one begins anew.
+at a time. If a round is killed, the next one begins anew.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ class Follower:
 
     def __init__(self, control: Control, queues: ConsumeQueues, index: IndexFiles) -> None:
         self._control, self._queues, self._index = control, queues, index
-        self._target = self._slot = (
-            0  # the round that this process is in: the minimum, and the queue that comes next
-        )
+        self._target = self._slot = 0  # this process's present round: the minimum, and the next queue
 
     @property
     def behind(self) -> bool:

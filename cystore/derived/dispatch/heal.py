@@ -21,7 +21,7 @@ log = logging.getLogger("cystore")
 WRITE_ENTRIES = 4096  # compared and written in one turn under the dispatch lock
 LOCK_WAIT_MS = 1_000
 HOLE_ENTRY = QUEUE_ENTRY.pack(0, CONSTANTS["HOLE_ENTRY_SIZE"][0], 0)
-DAMAGES_MAX = 100  # in the log that one look steps over
+DAMAGES_MAX = 100  # damaged ranges of the log that one walk steps over
 
 
 class QueueHealer:
@@ -30,12 +30,12 @@ class QueueHealer:
 
     def __init__(self, control: Control, commit_log: CommitLog, queues: ConsumeQueues) -> None:
         self._control, self._commit_log, self._queues = control, commit_log, queues
-        self.healed = 0  # entries that this process wrote again
+        self.healed = 0  # entries that this process rewrote
         self._hopeless: set[tuple[int, int]] = set()  # (slot, queue offset): the log has nothing better
 
     def heal(self, slot: int, queue_offset: int) -> bool:
-        """Writes the wrong entries of the file that holds a queue offset again, from that offset on; True when there
-        were some.
+        """Rewrites the wrong entries of the file that holds a queue offset, from that offset on; True if there were
+        some.
 
         A process that may not write gives False. Raises StoreFullError, StoreIOError.
         """

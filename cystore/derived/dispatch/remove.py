@@ -49,7 +49,7 @@ class QueueRemover:
         self, control: Control, queues: ConsumeQueues, dispatcher: Dispatcher, manifest: Manifest
     ) -> None:
         self._control, self._queues, self._dispatcher, self._manifest = control, queues, dispatcher, manifest
-        self._settled = -1  # the manifest whose removed queues this process has seen to
+        self._settled = -1  # the version of the manifest whose removals this process has finished
 
     def delete_topic(self, topic: str) -> Removal:
         """Removes every queue of a topic, with all messages that are in it by now. Raises StoreConfigError for the
@@ -113,14 +113,14 @@ class QueueRemover:
         ):
             queue = self._queues.get(slot)
             if queue.max_offset > listed.end((queue.topic, queue.queue_id)):
-                return 0  # a message came since
+                return 0  # a message was appended since
             removed = queue.remove_unused()
             self._dispatcher.forget_queue(slot)
         return removed
 
     def _list(self, unused: list[int]) -> None:
-        """Enters the counts of unused queues in the manifest before their files go: config/queueOffset.json alone
-        could rot."""
+        """Enters the counts of unused queues in the manifest before their files are removed: config/queueOffset.json
+        alone may be damaged."""
         known, rows = self._manifest.snapshot().removed, []
         for slot in unused:
             # The minimum is read last. A message that was dispatched since the look for unused queues is at or behind

@@ -1,5 +1,5 @@
-"""Damage that dispatch meets: finds the valid log behind it. The search has small steps, so that no call waits for all
-of it."""
+"""Finds the valid log behind damage that dispatch meets. The search has small steps, so that no call waits for all of
+them."""
 
 from __future__ import annotations
 

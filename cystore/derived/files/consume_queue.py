@@ -39,8 +39,8 @@ MAX_OPEN = 16384  # queues with files mapped in one process; a process may have 
 
 
 class QueueEntry(NamedTuple):
-    """The place of a message: `physical_offset` and `size_bytes` of its record, and its tags code or the value instead
-    of it."""
+    """The place of a message: `physical_offset` and `size_bytes` of its record, and its tags code, or the value that
+    replaces the tags code."""
 
     physical_offset: int
     size_bytes: int
@@ -147,7 +147,7 @@ class ConsumeQueue:
         file = self.files.get(base)
         if file is not None and not self.files.is_there(
             file
-        ):  # another thread found it before it was removed
+        ):  # another thread found the file before it was removed
             self.forget(position // ENTRY_BYTES)
             file = self.files.get(base)
         if file is None:
@@ -164,8 +164,8 @@ class ConsumeQueue:
         return file
 
     def notice_removal(self) -> int:
-        """Lets the mappings go of files that another process has removed, or made anew. Returns the count of removals
-        that this is about."""
+        """Ends the mappings of files that another process has removed, or made anew. Returns the queue's count of
+        removals, as read before."""
         removals = self._control.queue_removals(self.slot)
         if removals != self._removals:
             self._last = None
@@ -187,7 +187,7 @@ class ConsumeQueue:
         self._control.set_queue_allocated(self.slot, base + end)
 
     def remade(self, queue_offset: int) -> MappedFile:
-        """The file that has the name now and holds an entry, with space for all its entries; made again if another
+        """The file that now has the name of an entry's file, with space for all its entries; made again if another
         process removed it."""
         base = self.files.base_of(queue_offset * ENTRY_BYTES)
         return self.files.prepared(base, lambda: self._made_again(base, queue_offset))
@@ -208,7 +208,7 @@ class ConsumeQueue:
         return file
 
     def forget(self, queue_offset: int) -> None:
-        """Lets this process's mapping of the file go that holds an entry: the name may lead to another file by now."""
+        """Ends this process's mapping of the file that holds an entry: its name may lead to another file by now."""
         self._last = None
         self.files.forget(self.files.base_of(queue_offset * ENTRY_BYTES))
 
@@ -219,7 +219,8 @@ class ConsumeQueue:
         self._control.set_queue_allocated(self.slot, self.max_offset * ENTRY_BYTES)
 
     def fill_gap(self, queue_offset: int) -> None:
-        """Enters holes up to an offset whose predecessors are lost; in a queue without entries it becomes the first."""
+        """Enters holes up to an offset whose predecessors are lost. In a queue without entries the offset becomes the
+        first one."""
         control, slot = self._control, self.slot
         if not self.has_files():
             control.set_queue_minimum(slot, queue_offset)
@@ -235,7 +236,7 @@ class ConsumeQueue:
             control.set_queue_dispatched(slot, at)
 
     def overwrite_with_holes(self, begin: int, end: int) -> None:
-        """PRIVATE: makes hole entries of [begin, end) in this process's view, where recovery would have written
+        """PRIVATE: turns [begin, end) into hole entries in this process's view, where recovery would have written
         them."""
         while begin < end:
             file = self.file_of(begin)
@@ -338,8 +339,8 @@ class ConsumeQueue:
         return 0 if entry is None else entry.physical_offset + entry.size_bytes
 
     def prepare_ext(self, position: int) -> tuple[MappedFile, int, int]:
-        """The extended file for the next unit, where in the queue that goes (`position` if that is known, else below
-        0), and up to where space is reserved. Raises StoreFullError."""
+        """The extended file for the next unit, the unit's place in the queue (`position` if that is known, else below
+        0), and the position up to which space is reserved. Raises StoreFullError."""
         if self.ext is None:
             raise StoreFormatError(
                 "the queue is open without its extended units (enable_consume_queue_ext)",
@@ -374,7 +375,7 @@ class ConsumeQueue:
         synced = [file for base in bases if (file := self.files.get(base)) is not None]
         for file in synced:
             file.sync()
-        # A queue whose messages damage swallowed all has no file yet.
+        # A queue whose messages are all lost in damage has no file yet.
         if synced and (begin <= self.min_offset or bases[-1] >= begin * ENTRY_BYTES):
             try:
                 self.files.sync_names()
@@ -390,7 +391,8 @@ class ConsumeQueue:
 
     @staticmethod
     def _first_entry(begin: int, end: int, there: list[MappedFile]) -> QueueEntry | None:
-        """The first entry of a message from offset `begin` to before `end`, in these files: others may be deleted."""
+        """The first entry of a message from offset `begin` to before `end`, in the files `there`: other files may be
+        deleted."""
         for file in there:
             for at in range(
                 max(begin * ENTRY_BYTES, file.base), min(end * ENTRY_BYTES, file.end), ENTRY_BYTES
@@ -490,7 +492,7 @@ class ConsumeQueues:
         return True
 
     def close(self) -> None:
-        """Lets all mappings go. Takes no lock: in a forked child a thread that is gone may hold it."""
+        """Lets all mappings go. Takes no lock: in a forked child the lock may be held by a thread of the parent."""
         opened, self._open = self._open, OrderedDict()
         for queue in opened.values():
             queue.close()

@@ -56,7 +56,7 @@ class ConsumeQueueExt:
         )
 
     def get(self, address: int) -> ExtUnit | None:
-        """The unit at an address; None where `address` is a plain tags code, or its file is gone.
+        """The unit at an address; None if `address` is a plain tags code, or if its file was removed.
 
         A place that holds no whole unit raises CorruptRecordError.
         """

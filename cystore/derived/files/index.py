@@ -112,7 +112,7 @@ class IndexFile:
 
     @property
     def end_physical_offset(self) -> int:
-        """The header's, by itself: dispatch looks at it each time it begins."""
+        """The header's end offset, read alone because dispatch needs it each time it begins."""
         return _END_OFFSET.unpack(self.file.read(_END_AT, _END_OFFSET.size))[0]
 
     def set_bounds(self, header: IndexHeader) -> None:
@@ -161,13 +161,13 @@ class IndexFiles:
         self._imagined: dict[int, MappedFile] = {}  # PRIVATE: files that exist in memory only
         self._mappings = mappings or Mappings.of(config)
         self._number = Mappings.number()
-        # Recovery has seen to all files: one of another length was changed since.
+        # Recovery has corrected all files: a file of another length was changed since.
         self.recovered = False
 
     # -------------------------------------------------------------------------------------- files
 
     def files(self) -> list[IndexFile]:
-        """The files there are, oldest first. Raises StoreFormatError for a name or a length that no index file has."""
+        """The existing files, oldest first. Raises StoreFormatError for a name or a length that no index file has."""
         seen = self._control.index_seq
         if seen != self._seen:
             with self._lock:
@@ -289,7 +289,7 @@ class IndexFiles:
                         )
                         break
                     except FileNotFoundError:
-                        check_place(self._root)  # else a cleaner took it away
+                        check_place(self._root)  # else a cleaner removed it
                         return None
             except StoreResourceError:
                 if not self._mappings.make_room():
@@ -309,12 +309,12 @@ class IndexFiles:
         return mapped
 
     def _mends(self, path: Path, length: int) -> bool:
-        """Gives a file that a hand made shorter or longer its length again: queries find what is left. A process that
-        may not write does without the file."""
+        """Restores the length of a file that a foreign program made shorter or longer: queries find the remaining
+        entries. A process that may not write ignores the file."""
         if self._mode is not Mode.WRITE:
             return False
         mend_length(path, length)
-        self._control.index_files_changed()  # readers do without it no longer
+        self._control.index_files_changed()  # readers use the file again
         return True
 
     @staticmethod
@@ -390,7 +390,7 @@ class IndexFiles:
     def add(self) -> IndexFile:
         """Makes the file that follows the newest one. Raises StoreFullError.
 
-        A kill leaves it without its begin and end, which `newest` then gives it.
+        After a kill the file may lack its begin and end; `newest` then writes them.
         """
         listed = self.files()
         name = _next_name(listed[-1].name if listed else 0)
@@ -419,7 +419,8 @@ class IndexFiles:
     def trim(self, physical_offset: int) -> None:
         """Takes back all entries at or past a log position.
 
-        Safe to repeat after a kill at any point: a file's end is mended last, and shows that there is work.
+        Safe to repeat after a kill at any point: a file's end is corrected last, so until then it shows that there is
+        work.
         """
         listed = self.files()
         while listed and listed[-1].end_physical_offset >= physical_offset:
@@ -444,7 +445,8 @@ class IndexFiles:
 
     @staticmethod
     def _end_with(file: IndexFile, number: int) -> None:
-        """Makes an entry the file's last. Of its time only the second is known: the end is that second's."""
+        """Makes an entry the file's last. Only the second of its time is known: the file's end timestamp is the end of
+        that second."""
         _, physical_offset, seconds, _ = file.entry(number)
         header = file.header
         latest = header.begin_timestamp_ms + (1000 * seconds + 999 if number > 1 else 0)
@@ -500,7 +502,8 @@ class IndexFiles:
 
 
 def _next_name(newest: int) -> int:
-    """The name of a new file: now, or the millisecond after the newest one's if that is not earlier."""
+    """The name of a new file: the present time, or the millisecond after the newest file's name if that name is not
+    earlier."""
     name = int(clock.index_file_name(clock.now_ms()))
     if name > newest:
         return name
@@ -515,8 +518,8 @@ def _next_name(newest: int) -> int:
 
 
 def told_shape(path: Path, length: int) -> tuple[bool, tuple[int, int] | None]:
-    """Whether a file of another shape than the settings give has entries, and the slots and capacity that these imply,
-    if they do."""
+    """For a file whose shape is not that of the settings: whether it has entries, and the slots and capacity that they
+    imply, None if they imply none."""
     if length <= file_length(1, 1):
         return True, None
     with files.opened(path) as fd, mmap.mmap(fd, length, access=mmap.ACCESS_READ) as data:

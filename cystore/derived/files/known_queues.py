@@ -29,7 +29,7 @@ from cystore.system import files
 log = logging.getLogger("cystore")
 
 NAME = "queueTable"
-MANY_QUEUES = 1024  # with fewer ones every open looks at them all
+MANY_QUEUES = 1024  # with fewer queues each open examines all files
 MAGIC = int.from_bytes(b"CYSQTAB1", "big")
 _HEADER, _ROW = codec("queue_table_header"), codec("queue_table_row")
 _, _CHECKSUM = field_of("queue_table_header", "checksum")
@@ -62,7 +62,7 @@ def save_known_queues(root: Path, control: Control, checkpoint: CheckpointFields
 
 
 def forget_known_queues(root: Path) -> None:
-    """Removes the table: queues will change. Raises StoreIOError."""
+    """Removes the table, before queues change. Raises StoreIOError."""
     with files.translated(_path(root)):
         there = _path(root).exists()
     if there:

@@ -235,8 +235,8 @@ def reserve_queue_offsets(root: Path) -> None:
 
 
 def write_queue_offsets(root: Path, offsets: QueueOffsets) -> None:
-    """Saves each queue's next offset, so that a queue whose messages are all gone continues to count. Needs no new
-    space, unless there are many more queues than last time."""
+    """Saves each queue's next offset, so that a queue without messages continues to count. Needs no new space, unless
+    there are many more queues than last time."""
     text = render_offsets(
         _by_topic(offsets.next),
         minimumTable=_by_topic(offsets.minimum),
@@ -249,7 +249,7 @@ def write_queue_offsets(root: Path, offsets: QueueOffsets) -> None:
 @dataclass(frozen=True)
 class DelayOffsets:
     """The progress of each delay level's queue (level: next queue offset) when the log ended at `physical_offset`:
-    every delivered message below that is counted. 0 in RocketMQ's file, which does not have it."""
+    every delivered message below that is counted. It is 0 for RocketMQ's file, which lacks the field."""
 
     table: dict[int, int] = field(default_factory=dict)
     physical_offset: int = 0

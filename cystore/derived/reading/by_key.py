@@ -40,8 +40,8 @@ def log_damage(damaged: Iterable[CorruptRecordError]) -> None:
 
 
 class KeySearch:
-    """Answers queries by key, from any thread. `windows` are the reader's spare windows, `keys` those that
-    dispatch has not entered."""
+    """Answers queries by key, from any thread. `windows` are the reader's spare windows, `keys` the keys that dispatch
+    has not entered."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class KeySearch:
         A damaged record does not hide the intact ones; the result's `damaged` names it.
 
         Only messages with a store timestamp from `begin_ms` to `end_ms` (default: any later one). The key of each
-        message is compared, so another key with the same hash is no match, and no message comes twice. Expired
-        messages come only `with_expired`. Source: DefaultMessageStore.queryMessage.
+        message is compared, so another key with the same hash is no match, and no message comes twice. Expired messages
+        come only with `with_expired`. Source: DefaultMessageStore.queryMessage.
         """
         name = stored_topic(topic)
         key = text("key", key)
@@ -102,7 +102,7 @@ class KeySearch:
             self._help.run()
         dispatched = control.dispatched
         window = self._commit_log.window(with_expired=True) if with_expired else self._window()
-        # A key that reads like bytes which are no text is compared as text; any other key by its bytes.
+        # A key with the replacement character is compared as text; any other key is compared by its bytes.
         as_text = not key.isascii() and REPLACED in key
         found = find_messages(
             window, control, self._index.shapes(), name, encoded, FOREVER_MS if as_text else max_count, begin_ms,

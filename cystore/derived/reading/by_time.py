@@ -19,8 +19,7 @@ class _UnsoundQueueError(Exception):
 
 
 class TimeSearch:
-    """Finds the message of a time in the queues of one store. A queue file that somebody deleted or damaged is made
-    again first."""
+    """Finds the message of a time in the queues of one store. A deleted or damaged queue file is made again first."""
 
     def __init__(
         self,
@@ -41,9 +40,9 @@ class TimeSearch:
             low = self._first_from(queue, minimum, maximum, timestamp_ms)
             if low < maximum or maximum == following or not self._control.read_only:
                 return self._nearer(queue, minimum, low, maximum, timestamp_ms)
-        except _UnsoundQueueError:  # the log tells as well, if slowly
+        except _UnsoundQueueError:  # the log gives the same answer, slowly
             dispatched, maximum = log_minimum, minimum
-        # All that is dispatched is earlier: a read-only handle looks at what is not.
+        # All dispatched messages are earlier: a read-only handle looks at the undispatched ones.
         earlier, later = self._tail.around(
             self._commit_log.window(),
             (log_minimum, wrote, dispatched),
@@ -62,8 +61,8 @@ class TimeSearch:
         return earlier.queue_offset
 
     def _first_from(self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int) -> int:
-        """Where a queue's messages of a time and later ones begin: the first of them is at or behind that offset, and
-        none is before."""
+        """The offset at which a queue's messages of a time and later ones begin: the first of them is at or behind it,
+        and none is before."""
         while low < high:
             middle = (low + high) // 2
             at = self._next(queue, middle, high)
@@ -99,8 +98,7 @@ class TimeSearch:
         return None
 
     def _make_up(self, queue: ConsumeQueue, queue_offset: int) -> None:
-        """Makes up for a queue file that somebody deleted. Raises _UnsoundQueueError in a process that may not
-        write."""
+        """Heals a queue file that is gone or wrong. Raises _UnsoundQueueError in a process that may not write."""
         if queue.file_of(queue_offset) is not None:
             return
         if self._control.read_only:
@@ -113,7 +111,7 @@ class TimeSearch:
         return entry is not None and holes.covering(entry.physical_offset) is not None
 
     def _nearer(self, queue: ConsumeQueue, minimum: int, split: int, maximum: int, timestamp_ms: int) -> int:
-        """Of the last message before `split` and the first one from there on, the one nearer in time."""
+        """The nearer in time of two messages: the last before `split`, and the first from there on."""
         later, earlier = self._next(queue, split, maximum), self._previous(queue, minimum, split)
         later_ms = None if later is None else self._timestamp(queue, later)
         earlier_ms = None if earlier is None else self._timestamp(queue, earlier)

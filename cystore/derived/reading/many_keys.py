@@ -18,8 +18,8 @@ FOREVER_MS = (1 << 63) - 1
 
 
 def distinct(keys: Iterable[str]) -> dict[str, Any]:
-    """The keys in their order, each once; without values. A single text is refused, because its letters would become
-    keys."""
+    """The keys in their order, each once, as a dictionary without values. A single text is refused, because its letters
+    would become keys."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
         raise MessageIllegalError(f"keys must be several keys, for example a list, not {type(keys).__name__}")
     given = list(keys)
@@ -36,8 +36,8 @@ def add_newer(
     path: Path,
 ) -> None:
     """Puts the messages that are not in the index yet before the known ones of each key. `look(key, count, begin_ms,
-    end_ms)` gives them, newest first, and where it had to end. Damage there is reported for every key, because the
-    record may have held it."""
+    end_ms)` gives them, newest first, and the position where it had to end. Damage there is reported for every key,
+    because the damaged record may have held the key."""
     damaged: list[CorruptRecordError] = []
     for key, older in found.items():
         newer, end = look(key.encode(), max_count, 0, FOREVER_MS)
@@ -52,7 +52,7 @@ def add_newer(
 
 
 def newest_first(messages: Iterable[Message], max_count: int) -> list[Message]:
-    """Messages of the index and of the log behind it, each once. Dispatch may have entered both those of the log and
-    newer ones meanwhile."""
+    """Messages of the index and of the log behind it, newest first, each once. Meanwhile dispatch may have entered
+    those of the log, and newer ones."""
     by_offset = {message.physical_offset: message for message in messages}
     return [by_offset[offset] for offset in sorted(by_offset, reverse=True)][:max_count]

@@ -2,8 +2,8 @@
 getOffsetInQueueByTime).
 
 A reader that finds queues or index behind the log dispatches first, so it sees everything that was written before its
-call. It waits for another dispatcher a bounded time. If that one stands still, `get` answers with dispatched messages,
-and `query` continues in the log.
+call. It waits for another dispatcher a bounded time. If that dispatcher stands still, `get` answers with dispatched
+messages, and `query` continues in the log.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Reader:
                 self._queue_reader.cleaned_below = minimum
 
     def forget_windows(self) -> None:
-        """Lets the segments go that are kept at hand for the next call."""
+        """Drops the segments that are kept for the next call."""
         self._windows.clear()
         if self._key_reader is not None:
             self._key_reader.forget_windows()
@@ -227,7 +227,7 @@ class Reader:
             elif maximum <= queue_offset < following and self._read_only:
                 found = self._batch(*asked, state, in_tail=True)
                 if found is None and self._control.queue_dispatched(slot) > queue_offset:
-                    continue  # it is in the queue's file by now
+                    continue  # the entry is in the queue's file by now
                 result = found or result
             if result is not None:
                 return self._with_queue_end(result, queue_offset, maximum, following)
@@ -239,7 +239,7 @@ class Reader:
                         break
                     return self._with_queue_end(result, queue_offset, maximum, following)
                 healing += 1
-            # Else a cleaner took the file away, after it had published the new minimum: look again.
+            # Else a cleaner has published a new minimum and removed the file: look again.
         next_offset = self._queues.get(slot).next_file_offset(queue_offset)
         return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, minimum, maximum)
 
@@ -256,10 +256,10 @@ class Reader:
         return result
 
     def _heal(self, slot: int, queue_offset: int, tries: int) -> bool:
-        """Makes up for a queue file that is gone or wrong; True when it is worth another look.
+        """Heals a queue file that is gone or wrong; True if the caller should look again.
 
-        First this process looks for the file by its name again: another one may have made it anew. Then the entries
-        are written again from the log.
+        First this process opens the file by its name again, because another process may have made it anew. Then the
+        entries are rewritten from the log.
         """
         if tries == 0:
             self._queues.get(slot).forget(queue_offset)
@@ -272,7 +272,7 @@ class Reader:
         state: tuple[int, int, int, int, int, int],
     ) -> GetResult | None:
         """A read-only handle cannot heal a queue: it makes the entries from the log, for itself. Its usual walk ends
-        before damage; then it looks for the end of the damage."""
+        before damage; then it searches for the end of the damage."""
         if not self._control.read_only:
             return None
         with contextlib.suppress(CorruptRecordError):  # a segment is missing
@@ -347,7 +347,8 @@ class Reader:
         return result
 
     def is_in_disk(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Whether the message at an offset lies further behind the log's end than memory holds, by the settings."""
+        """Whether the message at an offset lies further behind the log's end than the part that the settings count as
+        held in memory."""
         name = stored_topic(topic)
         queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
         queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)

@@ -17,7 +17,7 @@ from cystore.results import GetStatus
 
 
 class Wanted(NamedTuple):
-    """The messages that a reader wants: those that pass each part that is there."""
+    """The messages that a reader wants: they pass each part that is not None."""
 
     tags: TagFilter | None = None
     program: FilterProgram | None = None
@@ -28,7 +28,7 @@ ALL = Wanted()
 
 
 class CallableError(Exception):
-    """Carries an error of a reader's callable past those who would take it for one of the store's own."""
+    """Carries an error of a reader's callable past code that would take it for an error of the store."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -45,7 +45,8 @@ def wanted(tags: str | None, filter: Filter | None) -> Wanted:
 
 
 def _guarded(call: Callable[[Message], Any]) -> Callable[[Message], Any]:
-    """The callable, whose errors nobody but its caller treats. A file that it misses is none that the batch misses."""
+    """Wraps the callable so that only the caller of `get` handles its errors: a file that the callable misses is not a
+    file that the batch misses."""
 
     def ask(message: Message) -> Any:
         try:

@@ -21,7 +21,7 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import StoreError
 
 PIECE_BYTES = 128 * 1024 * 1024
-ALIGN_QUEUES = 16  # the longest queues are asked where records begin
+ALIGN_QUEUES = 16  # the number of queues, the longest ones, that tell where records begin
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LogRange:
 @dataclass(frozen=True)
 class LogRun:
     """Ranges of equally long segments that follow each other. Names very many of them in few bytes. `folder` is the
-    segments'."""
+    folder of the segments."""
 
     store: str
     folder: str
@@ -67,7 +67,7 @@ class LogRun:
 
 
 def runs_of(ranges: Iterable[LogRange]) -> tuple[LogRun, ...]:
-    """The same as runs, each as long as can be."""
+    """The ranges as runs, each as long as possible."""
     runs: list[LogRun] = []
     for part in ranges:
         folder = part.path.rpartition("/")[0]
@@ -181,7 +181,7 @@ class LogSnapshot:
         return self._commit_log.read(position)
 
     def _begins_record(self, position: int) -> bool:
-        """Whether a valid record stands there: a wrong queue entry must not cut one in two."""
+        """Whether a valid record begins at a position: a wrong queue entry must not cut a record in two."""
         try:
             return self._commit_log.read(position).physical_offset == position
         except StoreError:

@@ -1,9 +1,8 @@
 """Reads of a read-only handle beyond the dispatched position. It may not dispatch, so it walks the log itself.
 
-One table has the entries of all queues that dispatch has not written yet (`undispatched`), one their keys (`keys`), for
-searches of any handle whose dispatch stands still, too. Where a queue's files are
-damaged, or a time is searched for, a walk of its own makes the entries of one queue from any log position on
-(`entries`).
+One table has the entries of all queues that dispatch has not written yet (`undispatched`). Another has the keys of
+these records (`keys`), also for searches of a handle whose dispatch stands still. If a queue's files are damaged, or
+for a search by time, a separate walk makes the entries of one queue from any log position on (`entries`).
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class TailReader:
         self, window: LogWindow, state: tuple[int, int, int, int, int, int], queue_offset: int, room: int
     ) -> tuple[MappedFile, int]:
         """(file, count): entries of a queue from an offset on that dispatch has not written, in memory that looks like
-        a consume queue file. None of them when dispatch has written the first one meanwhile.
+        a consume queue file. The count is 0 if dispatch has written the first one meanwhile.
 
-        `state` is (slot, minimum, dispatched, next, log minimum, wrote). Raises OffsetError when a segment goes
+        `state` is (slot, minimum, dispatched, next, log minimum, wrote). Raises OffsetError if a segment is removed
         meanwhile.
         """
         slot, _, _, following, minimum, wrote = state
@@ -79,7 +78,7 @@ class TailReader:
         """(file, count, reached): the entries of a queue from an offset on, in memory that looks like a consume queue
         file, and the log position that the walk came to.
 
-        `dispatched` was read before the queue's own end. Raises OffsetError when a segment goes meanwhile.
+        `dispatched` was read before the queue's own end. Raises OffsetError if a segment is removed meanwhile.
         """
         known, position = self._places.get(queue, (-1, 0))
         if known != queue_offset or position < dispatched:
@@ -107,7 +106,8 @@ class TailReader:
         timestamp_ms: int,
         ms_of: Callable[[int, int], int | None],
     ) -> tuple[At | None, At | None]:
-        """The last message of a queue before a time, and the first one that is not, from the queue offset `begin` on.
+        """The last message of a queue before a time, and the first one at or after it, from the queue offset `begin`
+        on.
 
         `bounds`: the log's minimum, its wrote position, and the dispatched position, which was read before the
         queue's own end. `ms_of(physical offset, size)` is a record's store timestamp. Raises OffsetError if a segment
