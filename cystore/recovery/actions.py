@@ -45,7 +45,7 @@ class MoveLogFile:
 
 @dataclass(frozen=True)
 class RemoveLogFile:
-    """Unlink a commit log file that is all zero and follows nothing."""
+    """Unlink an all-zero commit log file that does not follow the files before it without a gap."""
 
     base: int
 
@@ -55,7 +55,7 @@ class RemoveLogFile:
 
 @dataclass(frozen=True)
 class RemoveFile:
-    """Unlinks a derived file."""
+    """Unlink a derived file."""
 
     path: Path
 
@@ -76,7 +76,7 @@ class ExtendLogFile:
 
 @dataclass(frozen=True)
 class CutQueue:
-    """Leave nothing in a consume queue behind queue offset `end`."""
+    """Remove all entries of a consume queue from queue offset `end` on."""
 
     topic: str
     queue_id: int
@@ -101,7 +101,7 @@ class FillQueueHoles:
 
 @dataclass(frozen=True)
 class MendIndex:
-    """Keep the first entries of an index file and lead its slots to them."""
+    """Keep the first entries of an index file and make its slots point to them."""
 
     mend: IndexMend
 

@@ -56,7 +56,8 @@ class Apply:
         self.put_aside: list[str] = []
 
     def run(self) -> DamagedRanges:
-        """Gives the holes of the log afterwards. Raises StoreFullError, StoreIOError, StorePermissionError."""
+        """Returns the damaged ranges of the log after the plan. Raises StoreFullError, StoreIOError,
+        StorePermissionError."""
         damaged = self._plan.damaged_ranges
         for action in self._plan.actions:
             match action:
@@ -90,7 +91,7 @@ class Apply:
         return damaged
 
     def _remove_folders(self, queue: QueueScan) -> None:
-        """The empty folders of a queue whose files all went."""
+        """Removes the empty folders of a queue whose files were all removed."""
         for name in (QUEUES, EXT_QUEUES):
             for folder in (
                 self._root / name / queue.topic / str(queue.queue_id),
@@ -105,7 +106,7 @@ class Apply:
     # -------------------------------------------------------------------------------- the log
 
     def _with_name_of_copy(self, each: DamagedRange) -> DamagedRange:
-        """A new hole with the name its copy was given, and when it was found."""
+        """A new hole with the name of its copy, and the time when it was found."""
         name = self._names.get((each.begin, each.end))
         return each if name is None else DamagedRange(each.begin, each.end, each.reason, name, clock.now_ms())
 
@@ -223,7 +224,7 @@ def _matching_folders(folder: Path, names: re.Pattern[str]) -> list[Path]:
 
 
 def _remove_matching(folder: Path, names: re.Pattern[str]) -> None:
-    """Removes the files with names that we make; other files are foreign."""
+    """Removes the files with names that cystore gives; other files are foreign."""
     for entry in files.entries(folder):
         if entry.is_file() and names.match(entry.name):
             files.remove(entry.path)

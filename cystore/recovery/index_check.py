@@ -1,4 +1,5 @@
-"""Decides which part of the index can be kept: every entry below a log position that is known synced, and nothing else.
+"""Decides which part of the index is kept: only the entries below a log position up to which the index is known to be
+synced.
 
 Uncertain entries are dropped and entered again from the log, so the index finds every key that a scan of the log finds.
 """
@@ -42,7 +43,7 @@ class IndexCheck:
         self._config, self._log, self._checkpoint = config, log, checkpoint
         self._abnormal, self._ours = abnormal, ours
         self._root = root
-        self._slots: dict[Path, bytes] = {}  # of the examined files: the right content of their hash slots
+        self._slots: dict[Path, bytes] = {}  # the right content of the hash slots, of each examined file
 
     def run(self, end: int, dispatched: int, start: int, holes: DamagedRanges) -> IndexScan:
         """`end` of the log, and the position below which every record has its queue entry. From `start` on each kept
@@ -53,7 +54,7 @@ class IndexCheck:
         if not self._log.bases:
             return IndexScan(0, drop=(*(reader.path for reader in readers), *strange))
         if strange and not self._abnormal and all(knows_its_shape(path) for path in strange):
-            # Files of another shape after a clean close know their entries.
+            # After a clean close files of another shape that contain entries are right.
             return IndexScan(dispatched)
         through = min(self._known_through(readers, end, dispatched), dispatched, end)
         through = min(through, self._first_gap(readers, through))
@@ -130,7 +131,7 @@ class IndexCheck:
                 count = scanner.wanted - scanner.keys_at + ENTRIES_AT_ONCE
                 scanner.set_keys(rows.read(scanner.keys_at, count), scanner.keys_at)
                 continue
-            if status == log_walk.OTHER_KEY:  # of a given-up record; its checksum is not examined here
+            if status == log_walk.OTHER_KEY:  # perhaps a given-up record: checksums are not examined
                 hole = holes.covering(scanner.position)
                 following = None if hole is None else hole[1]
             else:
@@ -144,7 +145,7 @@ class IndexCheck:
         return through, number
 
     def _behind_hole(self, position: int, holes: DamagedRanges) -> int | None:
-        """The next log position behind a hole at `position`, or at the next file if there is a blank."""
+        """The log position behind a hole at `position`, or behind a hole at the begin of the next file."""
         for at in (position, self._log.base_of(position) + self._log.file_bytes):
             hole = holes.covering(at)
             if hole is not None:
@@ -187,13 +188,14 @@ class IndexCheck:
         return known
 
     def _is_boundary(self, offset: int) -> bool:
-        """Whether a record or blank begins at `offset`: a damaged number rarely hits one."""
+        """Whether a record or blank begins at `offset`: a damaged number is rarely the begin of one."""
         return (
             offset == self._log.begin or self._log.record(offset) is not None or self._log.blank_fills(offset)
         )
 
     def _first_gap(self, readers: list[IndexReader], through: int) -> int:
-        """The first record with keys, below `through`, that lies before, between or behind the files and is in none.
+        """The first record with keys below `through` that no index file has: it lies before, between or behind the
+        files' ranges.
 
         RocketMQ deletes young index files after a crash and does not enter their older records again.
         """

@@ -67,7 +67,7 @@ class RecoveryReport:
 class RecoveredState:
     """The state after recovery, from which the control block is filled.
 
-    Everything below `dispatched` is in the consume queues and the index; from `watermark` on the log has to be made
+    Everything below `dispatched` is in the consume queues and the index; the log from `watermark` on has to be made
     durable again. `last_record` is -1 if the walk met no record. If nothing may be written to disk, three lists take
     the place of changes: `index_drop` are the index files to ignore, `index_pieces` the bytes to write into private
     mappings of the others, and `queue_holes` the (topic, queue id, begin, end) of entries to turn into holes there.

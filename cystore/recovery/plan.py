@@ -1,8 +1,8 @@
-"""Recovery, second part: from the findings to the steps. Pure.
+"""Recovery, second part: makes the steps from the findings. Pure.
 
 The order makes a crash in the middle harmless: bytes are copied aside before their place is touched, damaged ranges are
-listed before any walk steps over them, files are changed before those behind them move. A second run finds less to do
-and does it.
+listed before any walk steps over them, files are changed before the files behind them move. After a crash a second run
+does the remaining steps.
 """
 
 from __future__ import annotations

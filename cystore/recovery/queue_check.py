@@ -29,7 +29,7 @@ class QueueFindings:
 
 
 def known_scans(known: KnownQueues) -> tuple[QueueScan, ...]:
-    """Queues that are as an orderly close left them."""
+    """The queues in the state in which an orderly close left them."""
     file_bytes = known.queue_file_bytes
     limit, only_first, none = file_bytes // ENTRY_BYTES, (0,), ()
 
@@ -47,8 +47,8 @@ def known_scans(known: KnownQueues) -> tuple[QueueScan, ...]:
 
 
 def take_removed(queues: dict[Key, QueueReader], removed: Removed) -> dict[Key, tuple[Path, ...]]:
-    """Drops the queues from `queues` that have no entry behind their removal, and returns their files: a kill came
-    before the files were unlinked."""
+    """Drops the queues that have no entry behind their removal from `queues`, and returns their files: a kill came
+    before these were unlinked."""
     leftovers = {}
     for key in [key for key in queues if key in removed]:
         reader, end = queues[key], removed.end(key)
@@ -89,15 +89,15 @@ class QueueCheck:
             if queue.bases or queue.next or queue.strays
         )
         if self._begin == 0 and any(r.first > removed.end(key) for key, r in self._about.queues.items()):
-            # Nothing has expired yet, so a queue begins with 0: its first files are missing.
+            # Nothing has expired yet, so each queue begins with 0: the first files of one are missing.
             self._walk_again_from(0)
         if self._entered_up_to < self._start:
-            # Not one record from the start on has an entry: dispatch stopped before it.
+            # No record from the start on has an entry: dispatch stopped before the start.
             self._walk_again_from(self._entered_up_to)
         return QueueFindings(queues, self._dispatch_from, self._earlier, self._all_given_up())
 
     def _without_removed(self, queue: QueueScan) -> QueueScan:
-        """A queue that was removed begins behind that. Dispatch had come so far."""
+        """A removed queue begins behind its removal. Dispatch had reached the removal's physical end."""
         key = queue.topic, queue.queue_id
         end = self._about.removed.end(key)
         self._entered_up_to = max(self._entered_up_to, self._about.removed.physical_end(key))
@@ -110,8 +110,8 @@ class QueueCheck:
         )
 
     def _all_given_up(self) -> GivenUp:
-        """The listed offsets, the gaps that the walk accepted, and the offsets that only other witnesses than the log
-        know."""
+        """The listed offsets, the gaps that the walk accepted, and the offsets that the log lacks but another file
+        knows."""
         swallowed = (
             GivenUpRange(*key, max(begin, 0), end)
             for key, ranges in self._result.swallowed.items()
@@ -130,7 +130,7 @@ class QueueCheck:
         return merged.without_expired(firsts)
 
     def _next(self, key: Key, known: int, *, messages: bool = True) -> int:
-        """The offset of a queue's next message: the highest that any witness knows. `known` follows from records and
+        """The offset of a queue's next message: the highest that any file gives. `known` follows from records and
         entries. `messages`: the log still has messages of the queue, so the gap needs hole entries."""
         told = max(self._saved.next.get(key, 0), self._about.given_up.end(key), self._about.removed.end(key))
         if not known < told < OFFSET_LIMIT or (messages and told - known > BELIEVED_GAP):
@@ -187,8 +187,8 @@ class QueueCheck:
         return self._scan_of(reader, dispatched, following, whole=missing < 0)
 
     def _sound(self, key: Key, following: int, missing: int) -> QueueScan | None:
-        """The short way for most queues: every record of the walk has its entry, these are all, and the first one is
-        readable."""
+        """Fast path for most queues: every record of the walk has its entry, the queue has no other entries, and the
+        first one is readable."""
         reader = self._about.queues.get(key)
         if (
             reader is None
@@ -249,8 +249,8 @@ class QueueCheck:
         )
 
     def _given_up_behind(self, reader: QueueReader, number: int) -> int:
-        """Behind the entries at `number` that stand for records which damage swallowed: their offsets are not used
-        again."""
+        """The queue offset behind the entries from `number` on whose records are lost in damage: their offsets are not
+        used again."""
         while number < reader.limit:
             entry = reader.entry(number)
             in_damage = entry.written and any(b <= entry.physical_offset < e for b, e in self._gone)
@@ -267,7 +267,7 @@ class QueueCheck:
         if reader is None or not reader.bases:
             minimum = max(self._saved.minimum.get(key, saved), self._about.removed.end(key))
             if minimum < saved and self._saved_counts():
-                self._walk_again_from(self._begin)  # it had messages, and now it has no entries
+                self._walk_again_from(self._begin)  # the queue had messages, and now it has no entries
             at = self._next(key, 0, messages=False)
             return QueueScan(*key, at, at, at, 0, strays=self._all_files(reader))
         end = reader.below(self._start)
@@ -275,7 +275,7 @@ class QueueCheck:
         self._check_last(key, reader, end, last, saved)
         never_used = end == 0 and self._given_up_behind(reader, end) == end
         if last < 0 and (told > end or never_used):
-            # No message is left, or ever existed: only the count continues.
+            # No message is left, or none ever existed: only the count continues.
             at = self._next(key, 0, messages=False)
             return QueueScan(*key, at, at, at, reader.file_bytes, strays=self._all_files(reader))
         return self._scan_of(reader, end, end, whole=True)

@@ -1,7 +1,7 @@
 """Recovery of a whole store: `recover` runs the scan, the plan and its changes, and reports what it found.
 
 Source: DefaultMessageStore.load and recover, CommitLog.recoverNormally and recoverAbnormally, ConsumeQueue.recover,
-IndexService.load of RocketMQ 4.9.3; what goes beyond them is in docs/recovery.md.
+IndexService.load of RocketMQ 4.9.3; docs/recovery.md has the additions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def recover(
     progress: Progress | None = None,
     with_index: bool = True,
 ) -> RecoveredState:
-    """Makes the files of the store at `root` agree with each other and returns the state for the control block.
+    """Makes the files of the store at `root` agree with each other. Returns the state for the control block.
 
     `abnormal`: the store was not closed cleanly. With Mode.PRIVATE no byte on disk changes: the state is that of the
     store after recovery. Without `with_index` the state of the index is left out.

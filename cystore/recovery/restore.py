@@ -1,9 +1,10 @@
-"""The folder quarantine/: copies of damaged bytes of the log, their readable content, and the way back into the log.
+"""The folder quarantine/: lists the copies of damaged bytes of the log, reads them, and restores their records in the
+log.
 
 A copy's name contains its range of the log. A restore writes the valid records of a copy, or of a repaired one, back
-into the damaged range. It needs the store exclusively: no other process may then count the range as damaged, or have a
-mapping of it. The order makes a kill harmless: the bytes are written while the range still counts as damaged, the store
-is marked so that the next load walks its whole log, and the range is removed from the list last.
+into the damaged range. It needs the store exclusively, because no other process may still count the range as damaged,
+or have a mapping of it. The order makes a kill harmless: the bytes are written while the range still counts as damaged,
+the store is marked so that the next load walks its whole log, and the range is removed from the list last.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def parts(root: Path, name: str, config: StoreConfig, source: Path | None = None
 
 
 def _source(root: Path, copy: QuarantinedCopy, source: Path | None) -> Path:
-    """The file to read. Only a regular one, because an open of a pipe would wait."""
+    """The file to read. It must be a regular file, because an open of a pipe would wait."""
     path = copy.path(root) if source is None else source
     if not path.is_file() or (source is None and path.is_symlink()):
         raise StoreFormatError("there is no such file", path=path)
@@ -136,17 +137,17 @@ def _between(data: bytes, begin: int, at: int, until: int, file_end: int) -> Ite
     yield Part(kind, at, until, data[at - begin : until - begin])
 
 
-# ------------------------------------------------------------------------------------------------ the way back
+# ------------------------------------------------------------------------------------------------ restore
 
 
 def restore(root: Path, name: str, config: StoreConfig, source: Path | None = None) -> Restored:
     """Writes the valid records of the copy `name`, or of the repaired file `source` instead of it, back into the
-    damaged range of the log. Their places are not damaged any more. The next open walks the log and mends queues and
-    index.
+    damaged range of the log. The places of these records then no longer count as damaged. The next open walks the log
+    and mends queues and index.
 
-    No other process may have the store open. Raises StoreLockedError; OffsetError if the log is not damaged at that
-    range (any more), CorruptRecordError if no valid record stands at its own place, StoreFormatError for a file that
-    does not fit, StoreFullError, StoreIOError. Nothing else changes before all bytes are durable.
+    No other process may have the store open. Raises StoreLockedError; OffsetError if the log is not, or no longer,
+    damaged at that range, CorruptRecordError if no valid record stands at its own place, StoreFormatError for a file
+    that does not fit, StoreFullError, StoreIOError. Nothing else changes before all bytes are durable.
     """
     platform.check_writable_file_system(root, allow_any=config.allow_any_file_system)
     if not config.allow_any_owner:

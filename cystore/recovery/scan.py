@@ -1,4 +1,4 @@
-"""Recovery, first part: look at everything, change nothing."""
+"""Recovery, first part: examines all files and changes none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def scan(
 ) -> ScanResult:
     """The content of the store's files. Without `with_index` it leaves out the index.
 
-    Calls `progress` with a word, the finished and the whole work, in bytes of log.
+    Calls `progress` with a word for the work, the finished bytes of log, and all bytes of log.
 
     Raises StoreFormatError for files that do not belong to a store, StoreIOError for unreadable ones.
     """
@@ -61,7 +61,7 @@ def missing_begin(root: Path, reader: LogReader) -> tuple[int, int] | None:
 
 
 def missing_end(checkpoint: CheckpointFields, reader: LogReader) -> tuple[int, int] | None:
-    """The range of the log behind its last file that the checkpoint knows to have been durable."""
+    """The range behind the log's last file that was durable by the checkpoint."""
     if not reader.end <= checkpoint.last_record < checkpoint.watermark:
         return None
     return reader.end, checkpoint.watermark
@@ -75,9 +75,9 @@ def scan_log(root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bo
 def likely_end(root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool) -> int:
     """The end that `scan` gives for a sound log; -1 if that is unknown before a walk. Examines only the last record.
 
-    It is the watermark: below it no order of times or queue offsets ends a log, and behind it the log must be empty.
-    The walk has to judge files that are too short, missing behind the end, or not zero there, known damage, and a walk
-    that would begin behind the end.
+    It is the watermark: below it no order of times or queue offsets ends a log, and behind it the log must be empty. It
+    is unknown if files are too short, if a file is missing, if bytes behind the end are not zero, if damage is known,
+    or if the walk would begin behind the end.
     """
     return _Scan(root, config, reader, abnormal=abnormal, progress=None).likely_end()
 
@@ -118,7 +118,7 @@ class _Scan:
             self._warnings.append(
                 f"the log's last files are missing: it reached {missing[1]}, and its files end at {missing[0]} now"
             )
-        # The watermark's last record is gone, so it proves nothing any more; but the log below it was durable.
+        # The watermark's last record is missing, so it does not prove the watermark; but the log below it was durable.
         self._claimed = (
             min(self._checkpoint.watermark, reader.end)
             if self._last is None and 0 <= self._checkpoint.last_record < self._checkpoint.watermark
@@ -155,7 +155,7 @@ class _Scan:
         return lambda topic, queue_id: 0 < following.get((topic, queue_id), 0) < limit
 
     def _read(self, read: Callable[[Path], T], default: T) -> T:
-        """A small file that recovery can do without; damage in it is a warning."""
+        """Reads a small file that recovery does not depend on. Damage in it becomes a warning."""
         try:
             return read(self._root)
         except StoreFormatError as error:
@@ -315,7 +315,7 @@ class _Scan:
         result, scanner, reader = walked.result, walked.scanner, self._reader
         last_record, last_checksum, last_time = self._last_of(walked)
         watermark = result.watermark
-        if watermark < 0:  # nothing was met that made it matter
+        if watermark < 0:  # the walk met nothing for which the watermark mattered
             watermark = max(scanner.timed_end, result.start)
         end_base = reader.base_of(result.end)
         return LogScan(

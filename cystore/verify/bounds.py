@@ -17,7 +17,7 @@ from cystore.recovery.walk.log_reader import LogReader
 class Bounds:
     """The bounds of a verification: records of [begin, end); below `dispatched` each must have its entries.
 
-    `complete`: queues and index contain nothing else. While others append, or after a crash, they may.
+    `complete`: queues and index contain no other entries. While other processes append, or after a crash, they may.
     """
 
     begin: int

@@ -20,7 +20,7 @@ KIND = "compacted"
 
 
 def compacted_damage(root: Path) -> Iterator[Damage]:
-    """Every damaged range of the file. A file that is replaced meanwhile is read all the same."""
+    """Every damaged range of the file. A file that is replaced meanwhile is read to its end."""
     listed = numbers(root)
     if not listed:
         return

@@ -37,9 +37,9 @@ class WrongEntry(NamedTuple):
 class Comparison(LogVisitor):
     """The records of [bounds.begin, bounds.end), which begins at a record. `run` gives the damage.
 
-    `find_queue` opens the files of a queue. Without `follow` it verifies the records alone: queues and index need not
-    know them yet. With `each_entry` wrong entries are listed in `wrong_entries`, one damage for each; an entry that is
-    all zero is then wrong too. `jumps`: some queue offset was not the next one, damaged or not.
+    `find_queue` opens the files of a queue. Without `follow` it verifies the records alone: queues and index may still
+    lack them. With `each_entry` wrong entries are listed in `wrong_entries`, one damage for each; an entry that is all
+    zero is then wrong too. `jumps`: some queue offset was not the next one, whether that counts as damage or not.
     """
 
     def __init__(

@@ -2,9 +2,9 @@
 
 The caller provides the workers (`Workers`). The end of a store at rest is the end that recovery would find, and
 recovery walks a gigabyte or more to find it. So the workers get the end that the checkpoint or the consume queues name.
-They examine every record; if all is in order, `confirmed` can tell that recovery's walk would have found the same end.
-Otherwise that walk is made, and if it finds another end, everything is compared anew. Changes nothing; reads with
-pread.
+They examine every record. If they find no damage, `confirmed` can prove that recovery's walk would find the same end.
+Otherwise this module makes that walk, and if it finds another end, everything is compared anew. Changes nothing; reads
+with pread.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from cystore.verify.ranges import (
 )
 
 QUEUES_A_TASK = 64
-# (a word for the work, parts, function for each): the results in the order of the parts.
+# (a word for the work, parts, function for each part): the results in the order of the parts.
 Workers = Callable[[str, Sequence[Any], Callable[[Any], Any]], list[Any]]
 # The size of a part of the log, by the log's size.
 RangeBytes = Callable[[int], int]
 
 
 class VerifyParts:
-    """One comparison of a store's files within `bounds`; `counts` is the examined amount, `damage` the findings, not
-    merged."""
+    """One comparison of a store's files within `bounds`. `counts` has the numbers of examined things, `damage` the
+    findings, not merged."""
 
     def __init__(
         self, root: Path, config: StoreConfig, bounds: Bounds, range_bytes: RangeBytes, workers: Workers
@@ -103,11 +103,11 @@ class VerifyParts:
 
     def confirmed(self) -> bool:
         """Whether recovery's walk, wherever it begins, would end the log at the end of `bounds`, and would truncate
-        nothing; `likely_end` named that place. False if this is unknown.
+        nothing; `likely_end` named that end. False if this is unknown.
 
-        Every byte up to there belongs to a valid record or blank, and none of them is above the watermark. So only a
-        queue offset can stop the walk, or make it jump. The ranges met none that is not the next one, so it can only be
-        the first one of a queue, which the walk compares with the entries of earlier records.
+        Every byte up to the end belongs to a valid record or blank, and none of them is above the watermark. So only a
+        queue offset can stop the walk, or make it jump. In the ranges every queue offset is the next one. So only the
+        first one of a queue is left, which the walk compares with the entries of earlier records.
         """
         seen = self.seen
         if self.damage or not seen or any(part.jumps for part in seen):

@@ -1,5 +1,5 @@
-"""Compares consume queues with the findings of a walk: gaps between records, wrong entries, entries that no record
-stands behind."""
+"""Compares consume queues with the findings of a walk: gaps between records, wrong entries, entries without a
+record."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class QueueEntries:
         )
 
     def wrong(self, reader: QueueReader, number: int, reason: str) -> Iterator[Damage]:
-        """A damaged entry; a run of them is reported as one range, when it ends."""
+        """Takes in a damaged entry. A run of damaged entries is reported as one range, when it ends."""
         position = number * ENTRY_BYTES
         base = position - position % reader.file_bytes
         new = Damage(

@@ -1,9 +1,9 @@
 """Verification in independent parts: ranges of the log, index files, queues; together they find the damage that
 `verify` finds.
 
-A range begins and ends where `boundary` says, so the border for one place is always the same, and neighbours meet. The
-findings of each range (`SeenQueue`) show how a queue's records follow each other across a border. Changes nothing;
-reads with pread.
+`boundary` gives the begin and the end of each range. It always gives the same border for the same position, so
+neighbours meet. The findings of each range (`QueueInRange`) show how a queue's records follow each other across a
+border. Changes nothing; reads with pread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class QueueInRange(NamedTuple):
 class RangeFindings:
     """The findings of a range. `position`: the end of the walk. If it lies behind `end`, `end` is not a border of
     records, because a body contains bytes like a record: the range must be examined again, together with the next.
-    `jumps`: some queue offset in it was not the next one, damaged or not."""
+    `jumps`: some queue offset in it was not the next one, whether that counts as damage or not."""
 
     begin: int
     end: int
@@ -113,8 +113,8 @@ def _findings(
 
 
 def without_false_borders(seen: Iterable[RangeFindings]) -> tuple[list[RangeFindings], list[tuple[int, int]]]:
-    """The final ranges, in order, and the ranges to examine anew: one that overran its end, and the next one that this
-    cut in two."""
+    """The final ranges, in order, and the ranges to examine anew. Each of these joins a range whose walk overran its
+    end with the next ranges up to that place."""
     ordered, kept, again = sorted(seen, key=lambda part: (part.begin, part.end)), [], []
     while ordered:
         part = ordered.pop(0)
@@ -177,7 +177,7 @@ def _over_borders(
         """Bytes of damage from a border to the first record of the queue behind it."""
         return sum(last - at for at, last in entries.broken if begin <= at < after.span.first_physical)
 
-    if bounds.begin == 0 and seen and seen[0].begin > 0:  # otherwise the first range has reported it
+    if bounds.begin == 0 and seen and seen[0].begin > 0:  # else the first range has reported the gap
         first = seen[0]
         if first.span.first_offset != entries.removed.end(first.key):
             yield from _border(entries, log, reader, 0, swallowed(0, first), first)

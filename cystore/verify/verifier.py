@@ -113,7 +113,7 @@ class _Verifier:
         )
 
     def _queue_ends(self) -> Iterator[Damage]:
-        """Entries that no record of the log stands behind, and records without entries."""
+        """Entries without a record in the log, and records without entries."""
         spans = self._comparison.spans()
         for key in sorted({*self._queues, *spans}):
             yield from self._comparison.queues.end(key, self._queues.get(key), spans.get(key))
