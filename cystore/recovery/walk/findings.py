@@ -1,4 +1,4 @@
-"""What a look at a store's files finds: damage, and the state of log, queues and index. No behaviour."""
+"""The findings about a store's files: damage, and the state of log, queues and index. No behaviour."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class QueueScan:
 
     `holes` are queue offsets [begin, end) of damaged records; their entries must become hole entries. `dirty`: there
     are bytes behind `dispatched`. `strays` are files that cannot belong to the queue or follow a missing one. `next` is
-    the offset of the next message: the highest that any witness knows.
+    the offset of the next message: the highest that any file gives.
     """
 
     topic: str

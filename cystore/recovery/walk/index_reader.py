@@ -45,7 +45,7 @@ class IndexReader:
             return files.pread_full(fd, at, ENTRY_BYTES * count, self.path)
 
     def _entry(self, number: int) -> bytes:
-        """One entry; those around it are kept for the next question."""
+        """One entry; the entries around it are kept for the next call."""
         first, data = self._block
         at = ENTRY_BYTES * (number - first)
         if not 0 <= at < len(data):
@@ -80,7 +80,7 @@ class IndexReader:
         return low
 
     def _is_first_of_log(self, number: int) -> bool:
-        """An entry of hash 0 for the record at 0 is all zero and yet one."""
+        """Whether an all-zero entry is a real one: the entry of hash 0 for the record at 0 is all zero."""
         return number == 1 and self.header.begin_physical_offset == 0 and self.header.end_physical_offset > 0
 
     @property

@@ -55,7 +55,7 @@ class IndexStream:
         return reader.physical_offset(inside)
 
     def below(self, physical_offset: int) -> int:
-        """Behind the last entry that points below a log position; entries ascend."""
+        """The number behind the last entry that points below a log position; entries ascend."""
         for start, reader in zip(reversed(self._starts), reversed(self._readers), strict=True):
             inside = reader.below(physical_offset)
             if inside > 1:
@@ -63,8 +63,8 @@ class IndexStream:
         return 0
 
     def near(self, physical_offset: int) -> int:
-        """The first entry for records from a log position on, even if some entries were damaged: as few of them as
-        possible then mislead the search."""
+        """The first entry for records from a log position on. If some entries are damaged, the number that the fewest
+        entries contradict."""
         at = self.below(physical_offset)
         first, last = max(at - NEAR_ENTRIES, 0), min(at + NEAR_ENTRIES, self.limit)
         best = self._best_border(first, last, physical_offset)

@@ -134,7 +134,7 @@ class LogPass(LogVisitor):
         """Adds a queue to the table. Its entries for records before the start give the first expected offset."""
         record = self._stopped_record()
         reader, start = self._about.queues.get(record.key), self.result.start
-        # At the very start of the log there is nothing before: a queue begins with 0.
+        # No record is before the very start of the log: there a queue begins with 0.
         expected, weak = 0, start > 0
         if weak and reader is not None and reader.bases:
             expected = reader.below(start)
@@ -166,7 +166,7 @@ class LogPass(LogVisitor):
             if self._needs_earlier(record, expected, gap):
                 return "walk again from an earlier file"
             if gap < 0 and not self._is_above_watermark(record):
-                # The entries claim more than the log has: the log is right.
+                # The entries count more records than the log has: the log is right.
                 scanner.set_next(slot, record.queue_offset)
                 return None
             if gap > 0 and self.result.start == self._reader.begin and gap <= rules.BELIEVED_GAP:
@@ -188,12 +188,11 @@ class LogPass(LogVisitor):
         return None if self._step_over(reason) else reason
 
     def _is_above_watermark(self, record: StoppedRecord) -> bool:
-        """RocketMQ's rule knows no watermark: it takes every valid record."""
+        """Whether a record is above the watermark. RocketMQ's rule has no watermark: it takes every valid record."""
         return self._about.keep and record.position >= self._durable_end()
 
     def _holes_stand_for(self, record: StoppedRecord, expected: int) -> bool:
-        """Whether hole entries already stand in the places of the record's predecessors: an earlier recovery gave these
-        up."""
+        """Whether the record's predecessors already have hole entries: an earlier recovery gave them up."""
         reader = self._about.queues.get(record.key)
         gap = record.queue_offset - expected
         if reader is None or not 0 < gap <= rules.BELIEVED_GAP:
@@ -205,8 +204,8 @@ class LogPass(LogVisitor):
         )
 
     def _is_believed(self, record: StoppedRecord) -> bool:
-        """A record below the watermark whose queue offset nothing explains: is the number right or the record
-        damaged?"""
+        """Whether the queue offset of a record below the watermark is right although nothing explains it; otherwise the
+        record is damaged."""
         if not self._about.keep or rules.header_is_proven(record.magic):
             return True
         return self._next_of_queue(record) == record.queue_offset + 1
@@ -240,7 +239,7 @@ class LogPass(LogVisitor):
         return True
 
     def entry_is_true(self, key: Key, number: int) -> bool:
-        """Whether the entry of a queue offset leads to the record of that offset. One below the log's minimum is
+        """Whether the entry of a queue offset leads to the record of that offset. An entry below the log's minimum is
         believed."""
         reader = self._about.queues[key]
         if number < 0:
@@ -254,7 +253,7 @@ class LogPass(LogVisitor):
     # ----------------------------------------------------------------------------------- damage
 
     def _step_over(self, reason: str) -> bool:
-        """Goes on behind damage; False when the log ends here."""
+        """Continues behind damage; False if the log ends here."""
         scanner, about = self.scanner, self._about
         position = scanner.position
         known = about.known_damage.covering(position)
@@ -312,7 +311,7 @@ class LogPass(LogVisitor):
         return self._watermark
 
     def _timed_end_behind(self) -> int:
-        """Searches the rest of the log for that record, over any damage."""
+        """Searches the rest of the log for the last record that was stored by the physic timestamp, over any damage."""
         scanner = log_walk.LogWalker(
             check_checksum=self._about.check_checksum,
             follow_queues=False,

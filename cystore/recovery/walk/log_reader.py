@@ -18,8 +18,8 @@ from cystore.recovery.walk.findings import DirtyRange, LaterFile
 from cystore.system import files, folders
 from cystore.system.ranges import file_ranges
 
-PIECE_BYTES = 512 << 10  # read at once: what the walk looks at next is still in the processor's cache then
-GONE = -1  # a status beside those of the kernel: there is no file at the position
+PIECE_BYTES = 512 << 10  # read at once: the walk finds these bytes still in the processor's cache
+GONE = -1  # a status beyond those of the kernel: there is no file at the position
 PAGE_BYTES = 4096
 SMALL_RECORD_BYTES = 4096
 PHYSICAL_OFFSET = field_of("record", "physical_offset")
@@ -85,8 +85,7 @@ class LogReader:
 
     def _file_bytes(self, configured: int) -> int:
         """The configured length if a file has it; otherwise the most frequent length, the longest of those. A length
-        that is not in whole pages cannot be a setting: then files that could be of the configured length were
-        shortened."""
+        that is not in whole pages cannot be a setting: then files of the configured length were shortened."""
         lengths = list(self.lengths.values())
         if not lengths or configured in lengths:
             return configured
@@ -216,7 +215,7 @@ class LogReader:
         return [(base + first, base + last) for first, last in inside]
 
     def nonzero(self, begin: int, end: int) -> DirtyRange | None:
-        """From the first to behind the last byte of [begin, end) of one file that is not zero."""
+        """The range from the first nonzero byte of [begin, end) of one file to behind the last one."""
         first = last = -1
         for data, hole in self.data_ranges(begin, end):
             for at in range(data, hole, PIECE_BYTES):
@@ -236,7 +235,7 @@ class LogReader:
 
 
 class Walk:
-    """A scanner that is fed with pieces of the log. Of short files a piece holds many."""
+    """A scanner that gets the log in pieces. A piece holds many short files."""
 
     def __init__(
         self, reader: LogReader, scanner: log_walk.LogWalker, progress: Callable[[int], None] | None = None
@@ -304,7 +303,7 @@ class Finder:
         for base in [base for base in reader.bases if base + reader.file_bytes > begin and base < end]:
             file_end = base + reader.file_bytes
             for data, hole in reader.data_ranges(max(begin, base), file_end):
-                # The zeros that a record's size begins with may be the end of a page that is a hole.
+                # A record's size begins with zeros, which may lie in a hole of the file before the data.
                 found = self._find_in(max(data - 3, begin, base), min(hole, end), file_end)
                 if found >= 0:
                     return found, self._scanner.record()

@@ -58,7 +58,7 @@ class LogVisitor(ABC):
         self.scanner.step_over(position, self._reader.base_of(position) + self._reader.file_bytes)
 
     def _load_entries(self) -> str | None:
-        """Gives the scanner entries of a queue. A bound holds for the entries of all queues together."""
+        """Gives the scanner entries of a queue. The entries of all queues together have a bound."""
         scanner, slot, wanted = self.scanner, self.scanner.slot, self.scanner.wanted
         reader = self._readers[slot]
         if wanted < reader.first:  # entries that the files do not hold any more cannot be compared

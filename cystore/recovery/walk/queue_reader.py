@@ -39,12 +39,12 @@ class Entry(NamedTuple):
 
     @property
     def written(self) -> bool:
-        """Whether it can be an entry at all; an unwritten one is zero."""
+        """Whether these bytes can be an entry; an unwritten entry is zero."""
         return self.physical_offset >= 0 and self.size > 0
 
     @property
     def hole(self) -> bool:
-        """Pre-blank or hole: it stands for no message."""
+        """Whether the entry is a pre-blank or a hole: it stands for no message."""
         return self.size == HOLE_SIZE and self.physical_offset == 0
 
 
@@ -88,7 +88,7 @@ class QueueReader:
 
     @property
     def limit(self) -> int:
-        """Behind the last one."""
+        """Queue offset behind the last entry that the files have room for."""
         return (self.bases[-1] + self.file_bytes) // ENTRY_BYTES if self.bases else 0
 
     def path(self, base: int) -> Path:
@@ -106,7 +106,7 @@ class QueueReader:
             return files.pread_full(fd, position - base, length, self.path(base))
 
     def read_some(self, begin: int, count: int) -> bytes:
-        """`read`, but no more than the first of the entries that are zero where those are known to be."""
+        """`read`, but of a part that is known to be zero only the first entry."""
         if self.head is not None:
             used = -(-len(self.head) // ENTRY_BYTES) - (begin - self.first)
             count = min(count, max(used, 0) + 1)
@@ -128,8 +128,8 @@ class QueueReader:
         return entry_in(self._block[1], position - at)
 
     def below(self, physical_offset: int) -> int:
-        """Behind the last entry that points below `physical_offset`: entries ascend, hole entries go with the one
-        before."""
+        """The queue offset behind the last entry that points below `physical_offset`: entries ascend, and a hole entry
+        counts like the entry before it."""
         low, high = self.first, self.limit
         while True:
             found = self._bisect(low, high, physical_offset)
@@ -157,7 +157,7 @@ class QueueReader:
                 (number - 1) * ENTRY_BYTES // self.file_bytes * self.file_bytes // ENTRY_BYTES,
             )
             if self.read(begin, number - begin) != HOLE_BYTES * (number - begin):
-                # All of them may be hole entries all the same: a hole entry with a damaged tags code still is one.
+                # All of them may be hole entries nevertheless: a hole entry with a damaged tags code still is one.
                 for at in range(number - 1, begin - 1, -1):
                     if not self.entry(at).hole:
                         return at
@@ -195,7 +195,7 @@ class QueueReader:
         return True
 
     def nonzero_from(self, number: int) -> bool:
-        """Whether anything stands at or behind a queue offset."""
+        """Whether any byte at or behind a queue offset is not zero."""
         if self.head is not None:
             return self.bases[0] + len(self.head) > number * ENTRY_BYTES
         for base in self.bases:
@@ -274,7 +274,7 @@ def _listed(parent: int, path: Path, queue: str) -> Listed:
         for base, name in bases:
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            except FileNotFoundError:  # the cleaner took it since
+            except FileNotFoundError:  # the cleaner has removed it
                 continue
             if stat.S_ISLNK(status.st_mode):
                 raise files.link_refused(path / queue / name)
@@ -285,7 +285,7 @@ def _listed(parent: int, path: Path, queue: str) -> Listed:
         try:
             with folders.open_file_in(folder, name) as fd:
                 return found, _head(fd, found[0][1])
-        except FileNotFoundError:  # the cleaner took it since
+        except FileNotFoundError:  # the cleaner has removed it
             return [], None
         except OSError as error:
             with files.translated(path / queue / name):
@@ -293,7 +293,7 @@ def _listed(parent: int, path: Path, queue: str) -> Listed:
 
 
 def _first_file(parent: int, queue: str, length: int) -> Listed | None:
-    """The first file of a queue without a look at its folder; None if it is not in order."""
+    """The first file of a queue, without a listing of its folder; None if the file is not in order."""
     try:
         with folders.open_file_in(parent, f"{queue}/{FIRST_NAME}") as fd:
             status = os.fstat(fd)

@@ -9,7 +9,7 @@ from cystore.engine.manifest.given_up_offsets import BELIEVED_GAP as BELIEVED_GA
 from cystore.layout import CONSTANTS, RECORD_MAGIC_CYSTORE
 
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
-A_BLANK = "a blank, and no file behind it"  # why a log ends that ends in nothing worse
+A_BLANK = "a blank, and no file behind it"  # the reason for the end of a log without damage
 CHECKPOINT_SLACK_MS = 3_000  # StoreCheckpoint.getMinTimestamp
 FILES_AFTER_CLEAN_CLOSE = 3  # CommitLog.recoverNormally
 
@@ -22,8 +22,8 @@ class FirstRecord(NamedTuple):
 
 
 def start_after_clean_close(bases: list[int], file_bytes: int, check_bytes: int) -> int:
-    """Where checking begins after a clean close: the last three files (CommitLog.recoverNormally), or as many more as
-    hold no more than `check_bytes` together."""
+    """The position from which recovery checks after a clean close: the last three files (CommitLog.recoverNormally), or
+    more files that together hold at most `check_bytes`."""
     enough = bases[-FILES_AFTER_CLEAN_CLOSE:][0]
     return min(
         enough, next(base for base in bases if bases[-1] + file_bytes - base <= max(check_bytes, file_bytes))
@@ -31,7 +31,7 @@ def start_after_clean_close(bases: list[int], file_bytes: int, check_bytes: int)
 
 
 def is_old_enough(first: FirstRecord, checkpoint: CheckpointFields) -> bool:
-    """Whether log and consume queues were on disk up to this file when the checkpoint was
+    """Whether log and consume queues were on disk up to this file when the checkpoint was written
     (CommitLog.isMappedFileMatchedRecover)."""
     limit = max(min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - CHECKPOINT_SLACK_MS, 0)
     return 0 < first.store_timestamp <= limit
@@ -50,7 +50,7 @@ def watermark_holds(checkpoint: CheckpointFields, found: LastRecord | None) -> b
     """Whether the checkpoint's watermark belongs to this log, and no program that ignores it has written to the log
     since.
 
-    RocketMQ moves the physic timestamp on and leaves the watermark alone.
+    RocketMQ moves the physic timestamp and does not change the watermark.
     """
     return (
         found is not None
