@@ -67,8 +67,8 @@ class Cleaner:
     """Cleans one store. Any process may do it.
 
     The log's minimum is published before the first file is removed, so a late reader gets OFFSET_TOO_SMALL. A kill
-    leaves files below the minimum, which the next clean removes, or, when all processes are gone, a log that still
-    begins there.
+    leaves files below the minimum, which the next clean removes. If all processes are gone, the log still begins with
+    these files.
     """
 
     def __init__(
@@ -115,8 +115,7 @@ class Cleaner:
         return self._policy.now()
 
     def run_once(self) -> Progress:
-        """Cleans when the hour has come (delete_when), or when the disk fills up; switches writing off on a disk that
-        is full."""
+        """Cleans in the hours of delete_when, or when the disk fills up; switches writing off on a full disk."""
         used = self._space.watch()
         self._attempt("begin a new segment", self._roller.run_once)
         forced, due = self._is_time(used)
@@ -199,7 +198,7 @@ class Cleaner:
         yield from self._needs_of_others()
 
     def _needs_of_others(self) -> Iterator[Need]:
-        """Those that a clean can do nothing about."""
+        """The needs that a clean itself cannot end."""
         if not self._undispatched_go:
             yield Need("dispatch", self._control.dispatched)
         paused = self._manifest.snapshot().paused
@@ -213,7 +212,8 @@ class Cleaner:
 
     def _clean_log(self, max_segments: int | None, *, forced: bool, until_s: float | None = None) -> int:
         """Carries waiting messages forward first. A delivered or carried copy must be durable before its source is
-        removed: the waiting ones are looked up before the log is flushed, and later copies count for the next clean."""
+        removed. So this looks up the waiting messages before it flushes the log, and later copies count for the next
+        clean."""
         up_to = self.log.end_of_removable(max_segments, self._needs_of_others(), forced=forced)
         self._attempt("compact", lambda: self._compact(up_to))
         up_to = self.log.end_of_removable(max_segments, self._other_needs(), forced=forced)
@@ -235,7 +235,7 @@ class Cleaner:
         return segments
 
     def _compact(self, up_to: int) -> None:
-        """On a full disk the reserved space serves: only a clean makes room again."""
+        """Compacts before a clean. Uses the reserved space on a full disk, because only a clean makes room again."""
         try:
             self._compactor.cover(up_to)
         except StoreFullError:
@@ -248,7 +248,7 @@ class Cleaner:
         )
 
     def _save_offsets(self) -> None:
-        """On a full disk there is room for the table already; the reserved space serves if that is too little."""
+        """The table has its own space on a full disk; if that is too little, the reserved space is used."""
         try:
             self._flusher.save_queue_offsets()
         except StoreFullError:
@@ -256,8 +256,8 @@ class Cleaner:
                 self._flusher.save_queue_offsets()
 
     def _dispatch(self, work: Callable[[], object]) -> None:
-        """Undispatched records stay. If the disk is too full to dispatch them, only a clean can end that: then expired
-        segments are removed."""
+        """Dispatches, because undispatched records stay. If the disk is too full to dispatch them, only a clean makes
+        room: then expired segments are removed undispatched."""
         self._undispatched_go = False
         try:
             work()
@@ -273,7 +273,7 @@ class Cleaner:
             log.exception("%s: cannot dispatch; cleaning continues without", self._root)
 
     def _attempt(self, what: str, work: Callable[[], object]) -> bool:
-        """Cleaning does not depend on it: a full disk must be cleaned above all."""
+        """Runs work that cleaning does not depend on, and logs its errors: a full disk must be cleaned in any case."""
         try:
             work()
         except StoreError:
@@ -282,7 +282,7 @@ class Cleaner:
         return True
 
     def _tell_of_pause(self) -> None:
-        """Once for each reason."""
+        """Logs that cleaning is paused, once for each reason."""
         paused = self._manifest.snapshot().paused
         if paused and paused != self._told_paused:
             log.error(
@@ -294,7 +294,7 @@ class Cleaner:
         self._told_paused = paused
 
     def _tell_of_compaction(self, end: int) -> None:
-        """Compaction's hold never yields by itself, either."""
+        """Logs that compaction keeps expired segments: its hold never ends by itself, either."""
         need = self._compactor.need()
         if need is None or need.position >= end or need.position == self._uncompacted_from:
             return
@@ -307,8 +307,8 @@ class Cleaner:
         )
 
     def _tell_of_archive(self, end: int) -> None:
-        """The archive's hold never yields by itself; on a disk that fills up a warning is logged, once for each
-        position of the hold."""
+        """Logs that the archive keeps expired segments: its hold never ends by itself. On a disk that fills up this is
+        a warning, once for each position of the hold."""
         archived = self.archive.read()
         if archived is None or archived.up_to >= end:
             return

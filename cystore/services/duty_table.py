@@ -1,9 +1,9 @@
 """Duties: work for a whole store, done by one process at a time; the right to do it, and its last result.
 
-A process that wants to do a duty has a token, greater than every token before. A lease, in Redis or in the control
+A process that wants to do a duty gets a token, greater than every token before. A lease, in Redis or in the control
 block, says which process should do the duty. Each step shows the token again while it holds the duty's lock, which only
-one process has; so a process that was paused for longer than the lease is refused at its next step. A kill inside a
-step leaves the lock to the next process, and the step's own work to the locks below it; a killed holder's lease ends by
+one process has; so a process that was paused for longer than the lease is refused at its next step. After a kill inside
+a step the next process gets the lock, and the locks below it repair the step's work; a killed holder's lease ends by
 itself. The control block ends with the last process, and so does every old token.
 """
 
@@ -96,8 +96,8 @@ class Duties:
                 self._set(duty, _UNTIL, 0)
 
     def step(self, duty: str, token: int, *, ttl_ms: int, wait_ms: int = 100) -> Held:
-        """A with block for one step of a duty: no other process does one meanwhile, and none with an older token does
-        one afterwards.
+        """A with block for one step of a duty. No other process does a step meanwhile, and no process with an older
+        token does one afterwards.
 
         Renews the lease in the control block to `ttl_ms`. Raises FencedError if a process with a newer token was here,
         and StoreTimeoutError if a live process is inside a step for longer than `wait_ms`.
@@ -117,11 +117,11 @@ class Duties:
 
         return self._control.held(_lock(duty), timeout_ms=wait_ms, entered=entered, busy=busy)
 
-    # ------------------------------------------------------------------------------------------- what came of it
+    # ------------------------------------------------------------------------------------------- the last runs
 
     def ran(self, duty: str, run: DutyRun) -> None:
-        """Notes a run of this process. The numbers are for people: of two that end at once, parts of both may be
-        read."""
+        """Records a run of this process. The numbers are for people: if two runs end at once, a reader may get parts of
+        both."""
         values = {
             _BEGUN: run.begun_ms,
             _TOOK: run.took_us,

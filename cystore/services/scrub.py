@@ -65,7 +65,7 @@ class Scrubbed:
 
 
 class Scrubber:
-    """Scrubs one store. By one process at a time: two would do the same slice, and note it twice."""
+    """Scrubs one store. Only one process may do it at a time: two would do the same slice, and record it twice."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Scrubber:
                 position=minimum, began_ms=now, rounds=before.rounds, findings=before.findings
             )
         begin = max(before.position, minimum)
-        if begin > dispatched:  # a log that lost its end
+        if begin > dispatched:  # the log lost its end
             begin = minimum
         end = min(begin + max(max_bytes, 1), dispatched)
         found, check = self._verify(begin, end, dispatched)
@@ -160,7 +160,8 @@ class Scrubber:
         return found, check
 
     def _comparison(self, reader: LogReader, bounds: Bounds) -> Comparison:
-        """Of the slice alone: it costs only its own records, so it ignores other entries of queues and index."""
+        """The comparison of the slice alone: it reads only the slice's records, and ignores other entries of queues and
+        index."""
         root, file_bytes = self._root, self._config.mapped_file_size_consume_queue_bytes
         check = Comparison(
             root, reader, bounds, lambda key: open_queue(root, *key, file_bytes), each_entry=True
@@ -184,7 +185,7 @@ class Scrubber:
         mended = [entry for entry, file in written if file is not None]
         for file in {file.path: file for _, file in written if file is not None}.values():
             with files.translated(file.path):
-                file.sync()  # its own flush is over
+                file.sync()  # the file's regular flush may be over
         for entry in mended:
             log.warning(
                 "%s/%d: the entry of queue offset %d disagreed with its record at %d; rewritten",

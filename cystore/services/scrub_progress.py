@@ -1,4 +1,4 @@
-"""How far the scrub has come, as the manifest keeps it."""
+"""The progress of the scrub, in the manifest."""
 
 from __future__ import annotations
 

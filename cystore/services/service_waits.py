@@ -1,4 +1,4 @@
-"""The waits of a service thread: its interval while there is work, and the next append when there was none for a while.
+"""The waits of a service thread: while there is work, for its interval; after a quiet time, for the next append.
 
 So a hundred idle attached processes hardly wake up, and the first append after a quiet time wakes them. While appends
 continue no thread sleeps on them, because a wake-up costs the append a system call. One thread of each process sleeps
@@ -26,7 +26,7 @@ LOOK_S = 0.05  # how often a thread looks whether its work is due before the int
 
 class Sleepers:
     """The threads of one attachment that sleep until the next append. The first one watches the store's word, and rings
-    for the others: whatever woke it, it rings for all before it does anything else."""
+    for the others: whatever wakes it, it first rings for all."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -40,7 +40,7 @@ class Sleepers:
         bell = os_threads.Lock()
         bell.acquire()
         if self.ring(bell.release):
-            if self._control.append_seq == seen:  # else it was rung for before it had a bell
+            if self._control.append_seq == seen:  # else the ring came before this thread had a bell
                 bell.acquire(timeout=RING_S)
             return
         try:
@@ -52,8 +52,8 @@ class Sleepers:
                 ring()
 
     def ring(self, ring: Callable[[], None], *, watches: bool = True) -> bool:
-        """Has `ring` called with the next append, once, by the thread that watches. False where none does: then the
-        caller has to, if it `watches`, and its `ring` is not kept."""
+        """Makes the watching thread call `ring` once, with the next append. False if no thread watches: then `ring` is
+        not kept, and a caller with `watches` has to watch."""
         with self._lock:
             if self._watched:
                 self._rings.append(ring)
@@ -72,9 +72,9 @@ class Sleepers:
 
 
 class QuietWait:
-    """Waits for one service thread. `idle()` says that the service has nothing left to do; `stopping` ends the
-    thread. `due()` says that it cannot wait for the end of its interval. In a quiet time it sleeps among `sleepers`.
-    An interval in which little was appended is followed by one of `slow_s`, if that is longer."""
+    """Waits for one service thread. `idle()` says that the service has nothing left to do; `stopping` ends the thread.
+    `due()` says that it cannot wait for the end of its interval. In a quiet time it sleeps among `sleepers`. After an
+    interval with few appends the next one is `slow_s`, if that is longer."""
 
     def __init__(
         self,

@@ -22,8 +22,8 @@ LEAST_WAIT = 0.1  # of the interval, after a turn that took longer than it
 
 class ServiceThread:
     """Calls `run_once` until `stop`: at once while there is more, else after a wait. The interval counts from the
-    beginning of a turn to the beginning of the next one, so a slow disk does not make it longer. A variable interval is
-    waited for completely.
+    beginning of a turn to the beginning of the next one, so a slow disk does not make it longer. A thread always waits
+    for the whole of a variable interval.
 
     An error of the store is logged by the rules of `Trouble`, and the service continues: space may come back. It ends
     by itself when the store is closed or collected. Any other error is logged, and the service continues after a pause
@@ -53,7 +53,7 @@ class ServiceThread:
             among.append(self)
         try:
             self._thread = thread(self._run, self._name)  # runs before it is assigned
-        except BaseException:  # a handler's exception, perhaps, and the thread runs
+        except BaseException:  # a handler's exception, perhaps: the thread may run
             self._stopping.set()
             raise
 

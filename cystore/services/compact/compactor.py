@@ -1,8 +1,8 @@
 """The service "compact": makes the next compacted file from the last one and the log behind it.
 
 Any process may do a turn, one at a time. Cleaning keeps the log from the covered offset on (`need`), so a record leaves
-the log when a durable compacted file has it, or has a newer one of each of its keys. A kill leaves the old file or the
-new one in force; the next turn removes what is not.
+the log when a durable compacted file has it, or has a newer one of each of its keys. After a kill the old file or the
+new one is in force; the next turn removes the other.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ WAIT_S = 60.0  # for another process's turn
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The result of one compaction: up to where the log is covered, the numbers of records and keys that are kept and
-    the length of their file, the number of records that were looked at, and descriptions of damage that was stepped
-    over."""
+    """The result of one compaction: the offset up to which the log is covered, the numbers of kept records and keys and
+    the length of their file, the number of examined records, and descriptions of the damage that was stepped over."""
 
     covered: int
     records: int
@@ -87,7 +86,7 @@ class Compactor:
             return self._known
 
     def covered(self) -> int:
-        """Up to where the log is covered: 0 if there is no file, or a damaged one, or one of other topics."""
+        """The offset up to which the log is covered: 0 without a file, or if it is damaged or for other topics."""
         found = self.newest()
         if found is None or found.header is None or self._lacks_topics(found.header):
             return 0
@@ -113,7 +112,8 @@ class Compactor:
         return min(self._control.flushed, self._control.dispatched)
 
     def is_due(self) -> bool:
-        """Whether a turn is worth while: the uncovered part is a segment, and as long as what would be copied again."""
+        """Whether a turn is worth its cost: the uncovered part is at least a segment, and at least as long as the part
+        that would be copied again."""
         waiting = self.uncovered_bytes()
         found = self.newest() if waiting else None
         return waiting > 0 and (found is None or waiting >= found.file.length)
@@ -121,7 +121,7 @@ class Compactor:
     # ------------------------------------------------------------------------------------ deleted topics
 
     def deleted(self) -> dict[str, int]:
-        """Deleted topics: their records below an offset of the log are gone."""
+        """The deleted topics, each with the log offset below which its records are deleted."""
         listed = self._manifest.snapshot().sections.get(SECTION)
         found = listed.get("deleted") if isinstance(listed, dict) else None
         if not isinstance(found, dict):
@@ -135,7 +135,7 @@ class Compactor:
             self._enter_deleted(lambda known: {**known, topic: max(end, known.get(topic, 0))})
 
     def _forget_deleted(self, applied: dict[str, int]) -> None:
-        """Neither the new file has them nor the log."""
+        """Forgets deletions whose records are neither in the new file nor in the log."""
         gone = {topic for topic, end in applied.items() if end <= self._control.min_physical_offset}
         if gone:
             self._enter_deleted(
@@ -167,7 +167,7 @@ class Compactor:
         return Progress(max(done.covered - before, 0))
 
     def cover(self, up_to: int) -> None:
-        """Compacts the log that is about to be removed, if there is such. Raises StoreError."""
+        """Compacts the part of the log that is about to be removed, if it is not covered. Raises StoreError."""
         if self.topics and up_to > max(self.covered(), self._control.min_physical_offset):
             self.compact(max(up_to, self._sealed()))
 
@@ -199,14 +199,14 @@ class Compactor:
             return self._locks
 
     def close(self) -> None:
-        """Lets files go."""
+        """Ends the mappings of files."""
         self._known = None
         locks, self._locks = self._locks, None
         if locks is not None:
             locks.close()
 
     def _is_whole(self, found: CompactedFile) -> bool:
-        """Whether no byte of the file is damaged, and the log still is the one that it was made from."""
+        """Whether no byte of the file is damaged, and the log is still the log that the file was made from."""
         try:
             header = found.whole_header()
         except CorruptRecordError:
@@ -240,7 +240,7 @@ class Compactor:
         deleted = self.deleted()
         chosen = Selection(self._log, topics, deleted, seeds)
         if before is not None and not chosen.take_file(before, leave_out_from):
-            begin = minimum  # the log may still have what is damaged
+            begin = minimum  # the log may still have the damaged records
         chosen.take_log(begin, max(begin, limit), report)
         chosen.table.sort()
         number = 0 if before is None else before.number + 1

@@ -20,7 +20,7 @@ from cystore.services.compact.selection import Selection, matches
 
 log = logging.getLogger("cystore")
 
-AT_ONCE = 8  # messages of one key that are looked at first
+AT_ONCE = 8  # messages of one key that are examined first
 
 
 class Newest:
@@ -58,7 +58,7 @@ class Newest:
             )
 
     def _in_log(self, topic: str, key: str) -> Message | None:
-        """The query finds unique keys too, which do not count here."""
+        """The newest message in the log. The query also finds unique keys, which do not count here."""
         count = AT_ONCE
         while True:
             found = self._reader.query(topic, key, count, with_expired=True)
@@ -70,7 +70,8 @@ class Newest:
             count *= 8
 
     def _in_file(self, topic: bytes, key: bytes) -> Message | None:
-        """A record that left the log before the query is in the file that is looked at now, unless a newer one is."""
+        """The newest record in the file. A record that left the log before the query is in the present file, unless a
+        newer one replaced it."""
         file = self._file_in_force()
         if file is None:
             return None
@@ -88,7 +89,8 @@ class Newest:
         return message if self._is_in_history(message) else None
 
     def _file_in_force(self) -> CompactedFile | None:
-        """One that covers everything that was cleaned. The folder is listed when the log's minimum passed the file."""
+        """A file that covers everything that was cleaned. Lists the folder if the log's minimum is beyond the known
+        file."""
         minimum = self._control.min_physical_offset
         file = self._file
         stale = file is None or file.header is None or file.header.covered < minimum
@@ -98,7 +100,7 @@ class Newest:
         return file
 
     def _is_in_history(self, message: Message) -> bool:
-        """False for a record of a log that was cut off since, as a slave's may be."""
+        """False for a record of a part of the log that was cut since; a slave's log may be cut."""
         offset = message.physical_offset or 0
         if offset < self._control.min_physical_offset:
             return True
@@ -110,7 +112,7 @@ class Newest:
             return offset < self._control.min_physical_offset
 
     def _is_gone(self, message: Message) -> bool:
-        """An empty body says so, its time, or the removal of its topic."""
+        """Whether the key is gone: by an empty body, by the message's expiry, or by the removal of its topic."""
         if not len(message.body):
             return True
         until = message.expires_at_ms

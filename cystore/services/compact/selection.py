@@ -24,15 +24,15 @@ def matches(topics: Iterable[str], topic: str) -> bool:
 
 
 class Selection:
-    """A walk over a compacted file and then over the log, and what it found. Keeps the segments that it reads, so a
-    clean meanwhile takes nothing from it."""
+    """A walk over a compacted file and then over the log, and its findings. Keeps the mappings of the segments that it
+    reads, so a clean meanwhile does not disturb it."""
 
     def __init__(
         self, commit_log: CommitLog, topics: tuple[str, ...], deleted: Mapping[str, int], seeds: bytes
     ) -> None:
         gone = [(topic.encode(), end) for topic, end in deleted.items()]
         self.table = LatestTable([name.encode() for name in topics], seeds, gone)
-        self.damaged: list[str] = []  # descriptions of what was stepped over
+        self.damaged: list[str] = []  # descriptions of the damage that was stepped over
         self.end = 0  # of the log that was looked at
         self.before: CompactedFile | None = None
         self._log = commit_log
@@ -86,7 +86,7 @@ class Selection:
             self.end = at
 
     def _take_part(self, segment: MappedFile, at: int, end: int) -> int:
-        """Where the walk goes on; -1: the record at `at` goes beyond the end."""
+        """The position where the walk continues; -1: the record at `at` goes beyond the end."""
         file_end = self._log.files.base_of(at) + self._log.file_bytes
         until = min(segment.end, end, self._log.damaged_ranges.next_begin(at))
         place, status = self.table.take(segment, at - segment.base, until - segment.base, in_log=True)

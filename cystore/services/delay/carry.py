@@ -47,7 +47,7 @@ from cystore.services.delay.waiting import Head, WaitingQueues
 log = logging.getLogger("cystore")
 
 LOCK_WAIT_MS = 1_000  # for a process that delivers, or dispatches
-WAITING_MAX = 7 / 8  # of the bytes that would go; where more of them wait, carrying frees next to nothing
+WAITING_MAX = 7 / 8  # of the bytes to remove; if more of them wait, carrying frees next to nothing
 SAMPLES = 4096  # entries of a queue that are sampled to estimate the waiting bytes
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
@@ -63,7 +63,7 @@ class _Carry(NamedTuple):
 
 
 class _NotDispatched(Exception):
-    """The end of a run is not known before dispatch has come to it."""
+    """The end of a run is unknown because dispatch has not reached it."""
 
 
 class Carrier:
@@ -88,8 +88,8 @@ class Carrier:
 
     def run(self, end: int, until_s: float | None = None) -> int:
         """Carries waiting messages below the log position `end`, the end of an expired segment; returns the number of
-        messages. Messages that are left keep their segments: the time was over, another process delivers, or it is not
-        worth it. Raises the errors of `put`."""
+        messages. Messages that are not carried keep their segments: the time was over, another process delivers, or
+        carrying is not worth its cost. Raises the errors of `put`."""
         control, progress, done = self._control, self._progress, 0
         if self._transfer is None or not progress.slots() or progress.first_waiting() >= end:
             return 0
@@ -119,7 +119,8 @@ class Carrier:
     # ------------------------------------------------------------------------------------------- worth it?
 
     def _worthwhile(self, end: int) -> int:
-        """The end of the segments below `end` whose bytes do not nearly all wait: moving those would free nothing."""
+        """The end of the segments below `end` that are worth carrying: if nearly all bytes of a segment wait, carrying
+        them frees nothing."""
         minimum, file_bytes = self._control.min_physical_offset, self._commit_log.file_bytes
         waiting = self._waiting_bytes(end)
         best, moved = minimum, 0.0
@@ -172,7 +173,7 @@ class Carrier:
         """Waiting messages below `end`, in the order of the log, so that the oldest segments are free first."""
         heads: list[tuple[int, int, Head]] = []
         batch: list[_Carry] = []
-        last_due: dict[int, int] = {}  # by queue id, of the runs that this batch goes to
+        last_due: dict[int, int] = {}  # by queue id, of the runs that get messages of this batch
         size, now_ms = 0, clock.now_ms(self._control)
 
         def push(slot: int, begin: int) -> None:
@@ -192,7 +193,7 @@ class Carrier:
                 properties = named_properties(message, **{DUE: str(due_ms)})
                 if properties is None or not self._fits(message, properties):
                     self._report_stuck(message)
-                    break  # nothing behind it can go
+                    break  # no message behind it can be carried
                 run = self._run_for(level_of(queue.queue_id), due_ms, last_due, now_ms)
                 copy = due_message(message, SCHEDULE_TOPIC, run, properties)
                 batch.append(_Carry(slot, head.queue_offset, copy))

@@ -57,7 +57,7 @@ class _Due(NamedTuple):
 
 
 class Scheduler:
-    """Delivers the delayed messages of one store; without an appender it only tells when they are due."""
+    """Delivers the delayed messages of one store. Without an appender it only gives the times at which they are due."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------- delivering
 
     def run_once(self, budget: int | None = None) -> Progress:
-        """Delivers messages that are due by now, at most `budget`; `done` counts them. While another process delivers:
-        nothing."""
+        """Delivers messages that are due by now, at most `budget`; `done` counts them. Does nothing while another
+        process delivers."""
         return self._run(budget, monotonic_s() + RUN_ONCE_S, wait=False)
 
     def deliver(self, max_messages: int | None = None, timeout_s: float | None = None) -> int:
@@ -134,7 +134,7 @@ class Scheduler:
         try:
             put, room = self._append([self._delivery(message) for message in messages])
         except MessageIllegalError:
-            return self._put_one(batch)  # nothing was written: all are checked before
+            return self._put_one(batch)  # nothing was written, because all messages are checked first
         except StoreError as error:
             self._advance(batch, len(error.results or ()))
             raise
@@ -224,7 +224,7 @@ class Scheduler:
     # ---------------------------------------------------------------------------------------------- looking
 
     def next_due_ms(self) -> int | None:
-        """When the next message that is dispatched is due, None when none waits."""
+        """The time when the next dispatched message is due; None if none waits."""
         due: list[int] = []
         for slot in self._progress.slots().values():
             head = self._waiting_queues.head(self._queues.get(slot), self._progress.offset(slot))

@@ -1,14 +1,14 @@
-"""The progress of delayed delivery, and how it is found again after a kill: from the log itself.
+"""The progress of delayed delivery. After a kill it is found again in the log itself.
 
 A delivered message names its source in the property DELAY_SOURCE: "queue id:queue offset:physical offset:store
-timestamp" in SCHEDULE_TOPIC_XXXX. A message that was carried forward (carry.py), which waits in another queue of its
-level, does so too: both have left the queue of their source. So the log always knows more than any note of progress,
-and deliveries behind the last note are counted before anything else is moved. There are two notes: one in the control
-block, where the next process continues after a killed one, and config/delayOffset.json, where the first process
+timestamp" in SCHEDULE_TOPIC_XXXX. A message that was carried forward (carry.py) waits in another queue of its level and
+names its source too. Both have left the queue of their source. So the log always has more than any note of progress,
+and deliveries behind the last note are counted before any other message is moved. There are two notes: one in the
+control block, where the next process continues after a killed one, and config/delayOffset.json, where the first process
 continues after all of them. Both hold a log position and are never too high.
 
-RocketMQ saves only offsets, and too small ones, and its deliveries name no source: behind a RocketMQ table a delivered
-message counts for the first pending one with the same content.
+RocketMQ saves only offsets, which are too small, and its deliveries name no source. So behind a RocketMQ table a
+delivered message counts for the first pending message with the same content.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def level_of(queue_id: int) -> int:
 
 
 def carried_due_ms(message: Message) -> int | None:
-    """When a message that was carried forward is due; None for any other one. The same rule makes its queue's entry
-    (derive.pxd)."""
+    """The due time of a message that was carried forward; None for any other message. The same rule makes its queue's
+    entry (derive.pxd)."""
     if message.topic != SCHEDULE_TOPIC or message.queue_id < RUN_QUEUES:
         return None
     text = message.properties.get(DUE, "")
@@ -140,11 +140,11 @@ class DeliveryProgress:
         shared.unfinished = position < control.wrote
         if writable:
             for path in damaged:
-                files.remove(path)  # or it would be believed when the log is long enough again
+                files.remove(path)  # else it would be believed when the log is long enough again
             self.save()
 
     def _check(self, saved: DelayOffsets) -> None:
-        """Raises ValueError for a table that knows more than the log."""
+        """Raises ValueError for a table that counts more than the log has."""
         if saved.physical_offset > self._control.wrote:
             raise ValueError(
                 f"it counts deliveries up to {saved.physical_offset}; the log ends at {self._control.wrote}"
@@ -179,18 +179,18 @@ class DeliveryProgress:
                 shared.position = self._behind_damage(end)
         failpoint("deliver.looked")
         self.finish()
-        if slave and control.wrote > end:  # it may be a master by now, which asks the mark only
+        if slave and control.wrote > end:  # this store may be a master by now, which looks only at the mark
             shared.unfinished = True
         return True
 
     @property
     def _has_uncounted(self) -> bool:
-        """A slave's log grows by its master's deliveries, and nobody marks them."""
+        """Whether deliveries may be uncounted. A slave's log grows by its master's deliveries, which set no mark."""
         shared, control = self.shared, self._control
         return bool(shared.unfinished or (control.flags & FLAG_SLAVE and shared.position < control.wrote))
 
     def _count_to(self, end: int, until_s: float | None) -> bool:
-        """Counts from the last note to `end`, or until the time is up: False."""
+        """Counts from the last note to `end`; False if the time was up before."""
         shared = self.shared
         behind = shared.position
         try:
@@ -218,7 +218,7 @@ class DeliveryProgress:
         return end if found is None else found[0]
 
     def settle(self, until_s: float | None = None) -> None:
-        """`count` for a process that does not deliver; while another one delivers the work is left."""
+        """`count` for a process that does not deliver. Does nothing while another process delivers."""
         if not self._has_uncounted:
             return
         with self._control.held_if_free("deliver") as turn:
@@ -226,18 +226,18 @@ class DeliveryProgress:
                 self.count(until_s)
 
     def begin(self) -> None:
-        """From here on messages may be delivered that are not counted yet."""
+        """Records that from here on deliveries may be uncounted."""
         self.shared.position = self._control.wrote
         self.shared.unfinished = True
         failpoint("deliver.begun")
 
     def move(self, slot: int, queue_offset: int) -> None:
-        """Everything of a queue before `queue_offset` is delivered."""
+        """Records that all messages of a queue before `queue_offset` are delivered."""
         if queue_offset > self.shared.offset(slot):
             self.shared.set_offset(slot, queue_offset)
 
     def finish(self) -> None:
-        """All that was delivered is counted."""
+        """Records that every delivery is counted."""
         self.shared.unfinished = False
         self._pending_by_content.clear()
 
@@ -258,7 +258,7 @@ class DeliveryProgress:
             self.move(found[0], found[1] + 1)
 
     def _place_of_source(self, text: str) -> tuple[int, int] | None:
-        """(slot, queue offset) of a source; None for one of another store, whose messages were copied here."""
+        """(slot, queue offset) of a source; None for a source in another store, whose messages were copied here."""
         try:
             queue_id, queue_offset, physical_offset, _ = map(int, text.split(":"))
         except ValueError:
@@ -279,7 +279,7 @@ class DeliveryProgress:
         return (slot, queue_offset) if there else None
 
     def _alike(self, message: Message) -> tuple[int, int] | None:
-        """(slot, queue offset) of the first pending message that RocketMQ may have delivered this one of."""
+        """(slot, queue offset) of the first pending message of which this one may be RocketMQ's delivery."""
         for slot in self._slots_of(message.delay_level):
             if slot not in self._pending_by_content:
                 self._pending_by_content[slot] = self._contents(slot)

@@ -47,7 +47,7 @@ class Room:
         self._segment: MappedFile | None = None
 
     def segment_at(self, position: int) -> MappedFile:
-        """The segment, if it was made ready."""
+        """The segment, if it was prepared."""
         segment, self._segment = self._segment, None  # the appender keeps it
         if segment is None or not segment.base <= position < segment.end:
             raise RoomNeededError(partial(self._prepare, position))
@@ -57,11 +57,11 @@ class Room:
         self._segment = self._policy.segment_at(position)
 
     def make_room(self, needed: int) -> NoReturn:
-        """Asks for it."""
+        """Asks for room."""
         raise RoomNeededError(partial(self._policy.make_room, needed))
 
     def more_queues(self) -> NoReturn:
-        """Asks for them."""
+        """Asks for queue slots."""
         raise RoomNeededError(self._policy.more_queues)
 
 
@@ -75,8 +75,8 @@ class Transfer:
     def append(
         self, messages: list[Message], *, makes_space: bool = False
     ) -> tuple[list[PutResult], RoomNeededError | None]:
-        """Appends as many as there is room for, and returns the missing resource for the rest. After any error but
-        MessageIllegalError, which comes before anything is written, the appended ones are left to be counted."""
+        """Appends as many copies as there is room for, and returns the missing resource for the rest. After any error
+        the appended copies are left to be counted; only MessageIllegalError comes before anything is written."""
         self._progress.begin()
         try:
             return self._appender.put_with(self._room, messages, makes_space=makes_space), None

@@ -20,7 +20,7 @@ log = logging.getLogger("cystore")
 
 
 class Head(NamedTuple):
-    """The message that comes next in a queue; its due time as the queue's entry has it (None: that is gone)."""
+    """The next message of a queue, and its due time by the queue's entry (None: the entry has none any more)."""
 
     queue_offset: int
     physical_offset: int
@@ -33,7 +33,7 @@ class WaitingQueues:
     def __init__(self, control: Control, commit_log: CommitLog, config: StoreConfig) -> None:
         self._control, self._commit_log = control, commit_log
         self._levels_ms = config.delay_levels_ms()
-        # Of a queue's slot: a message that a wrong clock stamped, and when it is due.
+        # By a queue's slot: a message that a wrong clock stamped, and its due time.
         self._stamped_wrong: dict[int, tuple[int, int]] = {}
 
     def head(self, queue: ConsumeQueue, begin: int) -> Head | None:

@@ -168,7 +168,7 @@ class ArchiveMark:
             self._enter(after)
 
     def restore(self, archived: Archived) -> None:
-        """Writes a mark again that was lost or cannot be read. Cleaning continues, if it was paused because of that."""
+        """Writes a mark again that was lost or cannot be read. Cleaning continues, if the missing mark paused it."""
         undisturbed(partial(self._restore, archived))
 
     def _restore(self, archived: Archived) -> None:

@@ -1,8 +1,8 @@
 """Carrying over a store of an earlier version into the manifest.
 
 Earlier versions had the files config/holds.json, config/archive.json and config/scrub.json. The first process to open
-the store enters their content, and removes them when the manifest is durable. A kill between leaves both, with the same
-content. Entries that the manifest has already win. Unreadable holds pause cleaning, and their file stays for an
+the store enters their content, and removes them when the manifest is durable. A kill in between leaves both, with the
+same content. Entries that are in the manifest already win. Unreadable holds pause cleaning, and their file stays for an
 operator.
 """
 
@@ -67,7 +67,7 @@ def carry_over(root: Path, manifest: Manifest) -> None:
 
 
 def _first_good(found: list[tuple[Path, bytes]], parse: Callable[[bytes], Any]) -> Any:
-    """None where none can be read."""
+    """The first content that can be read; None if there is none."""
     for path, data in found:
         try:
             return parse(data)

@@ -33,8 +33,7 @@ class Hold:
     max_age_ms: int | None = None
 
     def keeps(self, end: int, newest_ms: int | None, now_ms: int) -> bool:
-        """Whether a segment has to stay that ends at `end` and whose newest record is of `newest_ms` (None:
-        unknown)."""
+        """Whether a segment has to stay. It ends at `end`, and its newest record is of `newest_ms` (None: unknown)."""
         if end <= self.physical_offset:
             return False
         return self.max_age_ms is None or newest_ms is None or newest_ms > now_ms - self.max_age_ms
