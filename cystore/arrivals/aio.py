@@ -1,6 +1,6 @@
 """Waits and reads for asyncio: nothing blocks the event loop, and many waiters share one thread.
 
-A wait is a future of its own event loop, and an entry of the store's watch; whatever ends the wait removes the entry.
+A wait is a future of its own event loop, and an entry of the store's watch; the end of the wait removes the entry.
 Reads run in the loop's default executor, because a read may wait for a disk, or for another process that dispatches.
 """
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class _Bell:
-    """Rung by the watching thread, heard in one event loop."""
+    """A bell that the watching thread rings and that one event loop hears."""
 
     def __init__(self, watch: QueueWatch, topic: str, queue_id: int | None) -> None:
         self._watch = watch
@@ -51,15 +51,15 @@ class _Bell:
     def _ring(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._heard.set)
-        except RuntimeError:  # the loop is closed: nobody waits any more, and nobody ends the wait
+        except RuntimeError:  # the loop is closed: no task waits any more
             self._watch.remove(self.entry)
 
     def clear(self) -> None:
-        """From now on a ring is new."""
+        """Forgets earlier rings."""
         self._heard.clear()
 
     async def hear(self, timeout_s: float) -> bool:
-        """Waits for a ring: True; False after a time. Raises StoreClosedError when the store is closed."""
+        """Waits for a ring: True; False after `timeout_s`. Raises StoreClosedError when the store is closed."""
         try:
             async with asyncio.timeout(None if timeout_s >= FOREVER_S else timeout_s):
                 await self._heard.wait()
@@ -112,9 +112,9 @@ class AsyncStore:
         raw: bool = False,
     ) -> GetResult:
         """`MessageStore.get`, which waits up to `timeout_s` for a message at `queue_offset` (None: for ever). It does
-        not wait for one that matches `tags` or `filter`: a result without messages says in `next_offset` where to
-        continue. Raises the errors of `get`."""
-        wait_s(timeout_s)  # raises for what is no time
+        not wait for a message that matches `tags` or `filter`: `next_offset` of a result without messages is the offset
+        to continue at. Raises the errors of `get`."""
+        wait_s(timeout_s)  # raises for a value that is not a time
         if timeout_s is None or timeout_s > 0:
             await self.wait(topic, queue_id, queue_offset, timeout_s)
         read = partial(
@@ -195,7 +195,7 @@ class AsyncStore:
 
 
 def _read(get: Callable[..., GetResult], topic: str, queue_id: int, at: int) -> tuple[Any, int]:
-    """(messages, where to continue) of one look."""
+    """(messages, the offset to continue at) of one read."""
     try:
         result = get(topic, queue_id, at)
     except CorruptRecordError:

@@ -1,11 +1,11 @@
 """The cursor of a named dispatcher: config/dispatcher.NAME, which survives the kill of every process and a power cut.
 
-The file has two places that are written in turn. Each says how far the dispatcher is (`position`), and up to where
-that was durable (`durable`): the log up to there is on the disk. A kill leaves both places or the older one. After a
-power cut `durable` counts, because the log behind it may be gone and its offsets given to other records. Nothing is
-synced for that: an older place only repeats messages.
+The file has two places that are written in turn. Each has the dispatcher's position (`position`), and the part of it
+that was durable (`durable`): the log up to `durable` is on the disk. A kill leaves both places or the older one. After
+a power cut `durable` counts, because the log behind it may be gone and its offsets given to other records. A write
+needs no sync, because an older place only repeats messages.
 
-Who runs the dispatcher has a byte lock of the file, which the kernel ends with its owner.
+The process that runs the dispatcher holds a byte lock of the file, which the kernel releases when the process ends.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Cursor:
 
     @classmethod
     def make(cls, parts: Attachment, name: str) -> Cursor:
-        """The cursor, for writing. Without a file one is made, and space for all its bytes is taken: no later write
-        needs more. Raises StoreFullError."""
+        """The cursor, for writing. If there is no file, makes one and takes space for all its bytes, so that no later
+        write needs more. Raises StoreFullError."""
         path = path_of(parts.root, name)
         if not path.exists():
             files.create_sized(parts.root, path, FILE_BYTES, FILE_BYTES)
@@ -137,7 +137,7 @@ class Cursor:
         durable = 0 if old is None else min(old.durable, position)
         try:
             flushed = self._control.flushed
-        except StoreClosedError:  # a batch that was in work when the store was closed
+        except StoreClosedError:  # the function had a batch when the store was closed
             flushed = -1
         if durable <= self._candidate <= min(flushed, position):
             durable, self._candidate = self._candidate, -1
@@ -157,13 +157,13 @@ class Cursor:
             os.pwrite(self._file.fd, data + _CRC.pack(crc32c(data)), state.write % 2 * PLACE_BYTES)
 
     def sync(self) -> None:
-        """Makes it durable, so that a power cut repeats little."""
+        """Makes the cursor durable, so that a power cut repeats little."""
         files.sync(self._file.fd, self.path, data_only=True)
 
     # ------------------------------------------------------------------------------------------- the file
 
     def locks(self) -> PlaceLocks:
-        """A lock object of its own; `try_take(RUNNING)` makes its owner the one that runs the dispatcher."""
+        """A new lock object. With `try_take(RUNNING)` its owner becomes the process that runs the dispatcher."""
         return PlaceLocks(self.path)
 
     def is_there(self) -> bool:
@@ -186,7 +186,7 @@ class Cursor:
             )
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file, which releases its locks."""
         if self._own is not None:
             self._own.close()
         self._file.close()

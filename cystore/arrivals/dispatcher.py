@@ -1,9 +1,9 @@
 """A named dispatcher: it gives a program every record of the log, in order, at least once (CommitLogDispatcher).
 
-One process at a time runs a name; the others that added it look once in a second whether its lock is free. A thread
-of its own reads the log behind the cursor and calls the program's function; when that returns, the cursor moves. So a
-kill between both gives the batch once more, and neither appends nor the store's own dispatch nor other dispatchers
-wait for the function.
+One process at a time runs a name. Other processes that added it look once a second whether its lock is free. A separate
+thread reads the log behind the cursor and calls the program's function. When the function returns, the cursor moves, so
+a kill in between gives the batch once more. Appends, the store's own dispatch and other dispatchers never wait for the
+function.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from cystore.system.threads.repeated_errors import Trouble
 log = logging.getLogger("cystore")
 
 FIRST, LAST = "first", "last"
-LOOK_S = 1.0  # at the lock that another process has
-BEHIND_S = 0.05  # while dispatch, or the flush, has not come to the log's end
+LOOK_S = 1.0  # between two tries to take the lock that another process has
+BEHIND_S = 0.05  # while dispatch, or the flush, has not reached the log's end
 SYNC_S = 5.0
 BATCH_BYTES = 32 << 20  # of the log, from which on a batch ends: a batch is in memory as a whole
 RETRY_S, RETRY_MAX_S = 0.1, 60.0
@@ -47,8 +47,8 @@ Work = Callable[[list[Message]], object]
 class Dispatcher:
     """A named dispatcher as this process added it; made by `store.dispatchers.add`. Safe for threads.
 
-    It continues without a reference to it, until `close` or until the store is closed. A forked child has none: it
-    adds its own.
+    It runs without a reference to it, until `close` or until the store is closed. A forked child does not inherit it:
+    the child adds its own.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Dispatcher:
 
     @property
     def runs(self) -> bool:
-        """Whether this process is the one that runs it now."""
+        """Whether this process runs it now."""
         return self._runs
 
     @property
@@ -112,11 +112,11 @@ class Dispatcher:
 
     @property
     def error(self) -> BaseException | None:
-        """The last error of the function in this process, until a batch goes well."""
+        """The last error of the function in this process; None after a batch without an error."""
         return self._error
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleeps until everything that is in the log now was given, in whatever process: True; False after
+        """Sleeps until the function, in any process, has got everything that is in the log now: True; False after
         `timeout_s`."""
         until_s = monotonic_s() + wait_s(timeout_s)
         self._usable()
@@ -133,8 +133,8 @@ class Dispatcher:
             control.wait_key(self._key, seen, max(1, int(left_s * 1000)))
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Ends it in this process; another one that added it takes over. Waits for the batch that the function has
-        now, up to `timeout_s`; False if it has not ended by then. Called by the function itself it does not wait.
+        """Ends it in this process; another process that added it takes over. Waits up to `timeout_s` for the end of the
+        batch that the function has now; False if that has not ended. If the function itself calls it, it does not wait.
         Safe to call twice."""
         longest_s = wait_s(timeout_s)
         if self._pid != os.getpid():
@@ -199,7 +199,7 @@ class Dispatcher:
         return Progress(count, more=bool(count) and not self._stopping.is_set())
 
     def _take(self) -> bool:
-        """Becomes the one that runs it, if nobody else is."""
+        """Makes this process run the dispatcher, if no other process does."""
         if not self._locks.try_take(RUNNING):
             return False
         if not self._cursor.is_there():  # removed, and perhaps made anew
@@ -208,15 +208,14 @@ class Dispatcher:
             locks.close()
             cursor.close()
             return False
-        if self._cursor.read() is None:  # its maker was killed
+        if self._cursor.read() is None:  # the process that made it was killed
             _write_begin(self._parts, self._cursor, self._begin)
         self._position, self._runs = self._state().position, True
         failpoint("dispatcher.taken")
         return True
 
     def _batch(self) -> tuple[list[Message], int]:
-        """The next messages, and the position behind them. Damage is told in the log and stepped over, and so is what
-        was cleaned."""
+        """The next messages, and the position behind them. Damage and cleaned records are logged and stepped over."""
         parts, control = self._parts, self._parts.control
         self._seen = control.append_seq
         wrote = control.wrote
@@ -293,7 +292,7 @@ class Dispatcher:
             self._settle()
 
     def _settle(self) -> None:
-        """Now and then, and when nothing is left: what is on the disk follows."""
+        """Makes the cursor and the hold on the disk follow, now and then and when no record is left."""
         if self._synced or monotonic_s() < self._sync_at_s:
             return
         state = self._cursor.move(self._position)
@@ -310,14 +309,14 @@ class Dispatcher:
             self._sleeper.sleep(parts.control, parts.sleepers, self._seen, RING_S if self._synced else SYNC_S)
 
     def _leave(self) -> None:
-        """At the end of the thread: others may run it."""
+        """At the end of the thread: lets other processes run the dispatcher."""
         self._runs, self._closed = False, True
         self._locks.close()
         self._cursor.close()
 
 
 class _Hold:
-    """The hold of a dispatcher: from the segment of its durable position on the log stays."""
+    """The hold of a dispatcher: it keeps the log from the segment of the durable position on."""
 
     def __init__(self, parts: Attachment, name: str) -> None:
         self._holds, self._files, self._name = parts.cleaner.holds, parts.commit_log.files, PREFIX + name
@@ -335,7 +334,7 @@ class _Hold:
 
 
 def _begun(parts: Attachment, name: str, begin: str) -> tuple[Cursor, PlaceLocks]:
-    """The cursor of a dispatcher, and its lock. If nobody began it, it begins now."""
+    """The cursor of a dispatcher, and its lock. A dispatcher that no process has begun begins now."""
     cursor = Cursor.make(parts, name)
     try:
         locks = cursor.locks()
@@ -358,7 +357,8 @@ def _write_begin(parts: Attachment, cursor: Cursor, begin: str) -> None:
 
 
 def write_position(parts: Attachment, cursor: Cursor, position: int) -> None:
-    """Sets where a dispatcher continues, durably: the log is durable up to there. Under the lock."""
+    """Sets the position from which a dispatcher continues, durably; first makes the log durable up to there. Under the
+    lock."""
     parts.flusher.flush_to(position)
     cursor.move(position)
     cursor.sync()

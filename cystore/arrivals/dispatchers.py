@@ -21,8 +21,8 @@ OFFSET_MAX = (1 << 62) - 1
 
 
 class DispatcherState(NamedTuple):
-    """How far a dispatcher is. `lag_bytes`: of the log that it has still to get. `runs`: a process runs it now.
-    `failures`: how often in a row its function has failed. `holds`: whether cleaning keeps the log for it."""
+    """The progress of a dispatcher. `lag_bytes`: the bytes of log that it has still to get. `runs`: a process runs it
+    now. `failures`: how often in a row its function has failed. `holds`: whether cleaning keeps the log for it."""
 
     name: str
     position: int
@@ -49,18 +49,17 @@ class Dispatchers:
         hold: bool = False,
         hold_max_age_ms: int | None = None,
     ) -> Dispatcher:
-        """Has `function(messages)` called with every record of the log, in the log's order, up to `max_count` at a
-        time.
+        """Calls `function(messages)` with every record of the log, in the log's order, up to `max_count` at a time.
 
         At least once: the cursor of `name` moves when the function returns, and outlives every process. After an
         exception the same messages come again, after 0.1 s and then after twice as long each time, at most 60 s. All
         processes may add a name; one of them runs it, and another one takes over when that one is closed or killed.
         The function runs in a thread of its own.
 
-        `begin`: where a name without a cursor begins, at the log's "first" record or behind the "last".
-        `durable_only`: give nothing that a power cut could still take away. `hold`: no clean removes what the
-        function did not get, but for records older than `hold_max_age_ms`. Records of half messages and waiting
-        delayed messages are given too, under RocketMQ's topics for them.
+        `begin`: a name without a cursor begins at the log's "first" record or behind the "last". `durable_only`: gives
+        no record that a power cut could still take away. `hold`: no clean removes records that the function did not
+        get, except those older than `hold_max_age_ms`. Records of half messages and waiting delayed messages are given
+        too, under RocketMQ's topics for them.
 
         Raises StoreConfigError (also for a name that this handle runs already), StoreNotWritableError,
         StoreFullError. Source: CommitLogDispatcher, DefaultMessageStore.getDispatcherList.
@@ -157,7 +156,7 @@ _adding = os_threads.Lock()
 
 def _forked() -> None:
     global _adding
-    _adding = os_threads.Lock()  # whoever held it is in the parent
+    _adding = os_threads.Lock()  # a thread of the parent may hold it
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -16,7 +16,7 @@ log = logging.getLogger("cystore")
 
 
 class ArrivingListener:
-    """A listener as `store.listen` made it; it listens until `close`, or until the store is closed."""
+    """A listener, made by `store.listen`; it listens until `close`, or until the store is closed."""
 
     def __init__(
         self, watch: QueueWatch, topic: str, queue_id: int | None, function: Callable[[str, int, int], object]
@@ -35,7 +35,7 @@ class ArrivingListener:
             self._trouble.over()
 
     def close(self) -> None:
-        """Listens no longer. A call that has begun ends. Safe to call twice."""
+        """Ends the listener. A call that has begun runs to its end. Safe to call twice."""
         self._watch.remove(self._entry)
 
     def __enter__(self) -> ArrivingListener:

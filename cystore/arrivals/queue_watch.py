@@ -20,16 +20,15 @@ from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
 
-IDLE_S = 5.0  # without an entry, before the thread ends
-BETWEEN_S = 0.001  # between two looks that found nothing, while others append
-BEHIND_S = 0.02  # while dispatch has not come to the log's end
+IDLE_S = 5.0  # the thread ends after this time without an entry
+BETWEEN_S = 0.001  # between two looks that found nothing, while processes append
+BEHIND_S = 0.02  # while dispatch has not reached the log's end
 
 
 class Watched:
-    """An entry: a queue, or all queues of a topic for `queue_id` None. `arrived(queue_id, end)` is called when
-    messages of a queue below the queue offset `end` can be read that could not be at the last call, or at the
-    beginning; `ended(error)` when the store is closed. Both are called by the watching thread, so they must be
-    short."""
+    """An entry: a queue, or all queues of a topic for `queue_id` None. The watching thread calls `arrived(queue_id,
+    end)` when new messages of a queue can be read, all below the queue offset `end`; new since the last call, or since
+    the beginning. It calls `ended(error)` when the store is closed. Both must be short."""
 
     def __init__(
         self,
@@ -39,7 +38,7 @@ class Watched:
         ended: Callable[[StoreError], object],
     ) -> None:
         self.topic, self.queue_id, self.arrived, self.ended = topic, queue_id, arrived, ended
-        self.ends: dict[int, int] = {}  # of a queue id: where the last call was
+        self.ends: dict[int, int] = {}  # by queue id: the end at the last call
 
 
 class _Queue:
@@ -52,7 +51,7 @@ class _Queue:
         self.entries: dict[int, Watched] = {}
 
     def count(self) -> None:
-        """After an entry came, or was called."""
+        """Recomputes the lowest end, after an entry came or was called."""
         self.least = min(entry.ends.get(self.queue_id, 0) for entry in self.entries.values())
 
 
@@ -62,19 +61,19 @@ class QueueWatch:
     def __init__(self, attached: Callable[[], Attachment], name: str) -> None:
         self._attached, self._name, self.pid = attached, f"cystore-{name}", os.getpid()
         self._lock = os_threads.RLock()
-        # Under the lock: the entries by identity, the same by what they watch, and the thread.
+        # Under the lock: the entries by identity, the entries by the queue that they watch, and the thread.
         self._entries: dict[int, Watched] = {}
         self._wanted: dict[tuple[str, int | None], dict[int, Watched]] = {}
         self._thread: os_threads.Thread | None = None
         self._sleeper, self._stopped = InterruptibleSleep(), False
         self._parts: Attachment | None = None
         self._topics: dict[str, dict[int, int]] = {}  # queue id, slot
-        self._queues: dict[int, _Queue] = {}  # by slot: those that somebody watches
+        self._queues: dict[int, _Queue] = {}  # by slot: the watched queues
         self._queues_seen, self._looked_s, self._used_s = 0, 0.0, monotonic_s()
 
     def add(self, entry: Watched, *, from_end: int | None = None) -> None:
-        """Watches from now on. The caller gives the end that it knows of a single queue; else messages that can be
-        read later count."""
+        """Watches from now on. The caller gives the end that it knows of a single queue; by default only messages that
+        can be read later count."""
         parts = self._attached()
         with self._lock:
             self._follow(parts)
@@ -94,7 +93,7 @@ class QueueWatch:
                 self._sleeper.wake()
 
     def remove(self, entry: Watched) -> None:
-        """Watches no longer. A call that has begun ends. Safe to call twice."""
+        """Ends the watch of an entry. A call that has begun runs to its end. Safe to call twice."""
         with self._lock:
             if self._entries.pop(id(entry), None) is None:
                 return
@@ -114,7 +113,7 @@ class QueueWatch:
             return sorted(self._topics.get(topic, ()))
 
     def stop(self) -> None:
-        """When the store is closed."""
+        """Ends the watch when the store is closed."""
         self._stopped = True
         self._sleeper.wake()
 
@@ -143,7 +142,7 @@ class QueueWatch:
             entry.ended(error)
 
     def _turn(self) -> bool:
-        """One look, and the sleep behind it; False when nobody is left."""
+        """One look, then a sleep; False when no entry is left."""
         if self._stopped:
             raise StoreClosedError("the store is closed")
         parts = self._attached()
@@ -171,8 +170,8 @@ class QueueWatch:
             return False
 
     def _look(self, parts: Attachment) -> tuple[int, bool]:
-        """Calls those whose messages have come; (their number, whether messages are appended that cannot be read
-        yet)."""
+        """Calls the entries whose messages have come. Returns their number, and whether messages are appended that
+        cannot be read yet."""
         control, reader = parts.control, parts.reader
         with self._lock:
             self._follow(parts)
@@ -201,8 +200,8 @@ class QueueWatch:
     # ------------------------------------------------------------------------------------ under the lock
 
     def _follow(self, parts: Attachment) -> None:
-        """Knows the queues that came, and enters who waits for them. A handle that reads alone has other parts when
-        another process came: then all of them."""
+        """Takes in new queues, and their entries. If a handle that reads alone got other parts because another process
+        came, takes in all queues."""
         if parts is not self._parts:
             self._parts, self._topics, self._queues, self._queues_seen = parts, {}, {}, 0
         control = parts.control

@@ -1,4 +1,4 @@
-"""Who follows the log of a store, as methods of MessageStore."""
+"""Dispatchers, listeners and asyncio's waits of a store, as methods of MessageStore."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ class StoreArrivals(ABC):
     def listen(
         self, topic: str, function: Callable[[str, int, int], object], *, queue_id: int | None = None
     ) -> ArrivingListener:
-        """Has `function(topic, queue_id, end)` called after messages of a queue, or of any queue of a topic, can be
-        read: all below the queue offset `end`. One call may stand for several messages. The answer's `close` ends it.
+        """Calls `function(topic, queue_id, end)` when new messages of a queue, or of any queue of a topic, can be read:
+        all below the queue offset `end`. One call may stand for several messages. `close` of the returned listener ends
+        it.
 
-        Best effort: messages of before the call are not told, nor is anything after the process has ended. The
-        function runs in a thread that all listeners of this object share; its errors are logged. Source:
+        Best effort: the function is not called for earlier messages, nor after the process has ended. The function runs
+        in a thread that all listeners of this object share; its errors are logged. Source:
         MessageArrivingListener.arriving.
         """
         from cystore.arrivals.listeners import ArrivingListener
@@ -72,8 +73,8 @@ class StoreArrivals(ABC):
         return AsyncStore(self, self._watch("aio"))
 
     def _watch(self, name: str) -> QueueWatch:
-        """The watch of this process for listeners, or for asyncio: functions of a program must not hold up event
-        loops."""
+        """The watch of this process for listeners, or the one for asyncio. They are two, because a listener's function
+        must not delay event loops."""
         from cystore.arrivals.queue_watch import QueueWatch
 
         self._attached()  # raises StoreClosedError

@@ -9,14 +9,14 @@ from cystore.errors import StoreConfigError
 
 
 def checked_function(function: object, what: str) -> None:
-    """Raises StoreConfigError for what cannot be called, or would give a coroutine."""
+    """Raises StoreConfigError for an object that cannot be called, or that would give a coroutine."""
     asynchronous = map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))  # noqa: B004
     if not callable(function) or any(asynchronous):
         raise StoreConfigError(f"{what}: give a function that is not async, not {function!r}")
 
 
 def call(function: Callable[..., object], *arguments: object) -> None:
-    """Calls it. Raises StoreConfigError when it gives a coroutine, because then its work is not done."""
+    """Calls the function. Raises StoreConfigError if it gives a coroutine, because then its work is not done."""
     given = function(*arguments)
     if inspect.iscoroutine(given):
         given.close()
