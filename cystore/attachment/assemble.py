@@ -67,7 +67,7 @@ def compose(
         max_queues=control.max_queues,
         message_delay_level=config.delay_level_text(Delivered(control).levels_ms),
     )
-    if control.commit_log_file_bytes > INT_MAX:  # read only: no setting may say so
+    if control.commit_log_file_bytes > INT_MAX:  # only a read-only open: no setting allows this length
         object.__setattr__(config, "mapped_file_size_commit_log_bytes", control.commit_log_file_bytes)
     mappings = Mappings.of(config)
     commit_log = CommitLog(root, config, mode, control, manifest, mappings)

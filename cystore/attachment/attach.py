@@ -116,8 +116,8 @@ class _Opening:
             raise
 
     def _join(self, mode: Mode, locks: StoreLocks, *, sole_writer: bool = False) -> Attachment:
-        """Maps the control block of the attached processes. A `sole_writer` knows that all of them are readers: it
-        may come from another PID namespace than the writers before it."""
+        """Maps the control block of the attached processes. `sole_writer`: all attached processes are readers, so this
+        process may be in another PID namespace than the writers before it."""
         root, config = self._root, self._config
         path = root / CONTROL_NAME
         head = read_head(root)
@@ -152,8 +152,8 @@ class _Opening:
     # ------------------------------------------------------------------------------------------ readers
 
     def as_reader(self) -> Attachment:
-        """Opens without writing: joins live processes, or, alone, recovers into private memory; again if a process
-        comes meanwhile."""
+        """Opens without writing. Joins live processes; if there are none, recovers into private memory, and tries again
+        if a process comes meanwhile."""
         for _ in range(READER_TRIES):
             attachment = self._try_reader()
             if attachment is not None:

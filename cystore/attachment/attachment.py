@@ -75,7 +75,7 @@ class Attachment:
     locks: StoreLocks | None
     recovered: RecoveredState | None
     sleepers: Sleepers
-    ground: View | None = None  # of a private view of files: tells when the view is outdated
+    ground: View | None = None  # of a private view of files: shows when the view is outdated
     groups: object = None  # the table of consumer groups, when it is in use
     transactions: object = None  # the table of open transactions, when it is in use
     once: object = None  # the locks of messages that are put once, when they are in use
@@ -88,8 +88,8 @@ class Attachment:
     )  # before a writer detaches; errors of the store are logged
 
     def let_cleaned_go(self) -> None:
-        """Ends the mappings of cleaned segments. A private view cannot tell which: it ends all when another process
-        came."""
+        """Ends the mappings of cleaned segments. A private view does not know which segments were cleaned: it ends all
+        mappings when another process came."""
         self.reader.forget_cleaned()
         self.reader.counts.merge()
         minimum = self.control.min_physical_offset
@@ -163,8 +163,8 @@ class Attachment:
         folders.let_go(self.root)
 
     def await_turns(self) -> None:
-        """Waits a while for other threads of this process that are inside of a lock: they write files that the lock
-        protects. A handler that closes the store interrupts a call, and not the thread that makes its turn."""
+        """Waits a while for other threads of this process that hold a lock: they write files that the lock protects. A
+        signal handler that closes the store does not interrupt a service thread in its turn."""
         control, until_s = self.control, monotonic_s() + TURNS_END_S
         while not control.closed and control.intact and monotonic_s() < until_s:
             owners = {control.owner(name) for name in TURN_LOCKS} - {0, os_threads.native_id()}

@@ -1,5 +1,5 @@
-"""Detaching from a store: every writer makes the log durable, the last process out closes the store cleanly, and each
-repairs the work of dead lock owners."""
+"""Detaching from a store: every writer makes the log durable, the last process out closes the store cleanly, and every
+process repairs the work of dead lock owners."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
                 missing = unflushed
                 _repair(attachment)
             failpoint("detach.done")
-            attachment.await_turns()  # an interrupted call may have begun another one
+            attachment.await_turns()  # an interrupted call may have begun another turn
             attachment.forget()
     finally:
         attachment.release()
@@ -65,7 +65,7 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
 
 
 def _leave(attachment: Attachment) -> None:
-    """Lets the users of this attachment save what only they know. The detach goes on, whatever comes of it."""
+    """Lets the users of this attachment save their own state. The detach continues if that fails."""
     for save in attachment.at_leave:
         try:
             save()
@@ -75,8 +75,8 @@ def _leave(attachment: Attachment) -> None:
 
 
 def _flush_log(attachment: Attachment, until_s: float) -> NotDurableError | None:
-    """Makes durable what is appended by now. Waits for another process's flush, up to a time. Returns the error if a
-    part may not be durable."""
+    """Makes everything durable that is appended by now. Waits up to `until_s` for another process's flush. Returns the
+    error if a part may not be durable."""
     control, wanted = attachment.control, attachment.control.wrote
     try:
         if control.flushed < wanted:
@@ -109,9 +109,9 @@ def _repair(attachment: Attachment, names: Sequence[str] = REPAIRED) -> None:
 
 
 def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None:
-    """For the last process out: makes the log durable first, whatever state queues and index are in; then these.
-    Removes `abort` when both are done; otherwise `abort` stays, and the next open recovers. Returns the error if a part
-    may not be durable."""
+    """For the last process out: makes the log durable first, whatever state queues and index are in, then makes queues
+    and index durable. Removes `abort` when both are done; otherwise `abort` stays, and the next open recovers. Returns
+    the error if a part may not be durable."""
     root, control = attachment.root, attachment.control
     try:
         _repair(attachment, ("append",))
@@ -131,7 +131,7 @@ def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None
         return _not_durable(attachment, control.wrote, error)
     failpoint("detach.log_flushed")
     if not _shut_down_derived(attachment):
-        return None  # the log alone determines all of it
+        return None  # the log alone determines queues and index
     failpoint("detach.flushed")
     files.remove(root / HEADROOM_NAME, durable=False)
     files.remove(root / CONTROL_NAME)

@@ -1,8 +1,9 @@
-"""Leaving a store: completely or not at all, whatever signal interrupts it, and without waiting for oneself.
+"""Leaving a store: completely or not at all, whatever signal interrupts it. No thread waits for itself.
 
-Signal handlers run in the main thread, and an exception there could leave a store half closed. So the main thread has
-another thread leave, and waits for it. A handler's exception ends the wait and not the leaving. A handler, or a
-finalizer, that interrupts a call of the same thread does not wait at all: the store is left when that call returns.
+Signal handlers run in the main thread, and an exception there could leave a store half closed. So the main thread
+starts another thread that leaves, and waits for it. A handler's exception ends the wait and not the leaving. A handler,
+or a finalizer, that interrupts a call of the same thread does not wait at all: the store is left when that call
+returns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cystore.system.threads.reentry import INSIDE
 
 log = logging.getLogger("cystore")
 
-# Functions of the store that end here.
+# Functions of the store that lead to a `Leaving`.
 CLOSING = ("close", "_begin_to_leave", "close_all", "__exit__", "__del__")
 
 
@@ -47,7 +48,8 @@ class Leaving:
         return self._done.is_set()
 
     def start(self) -> None:
-        """Leaves the store, here or in a thread of its own. A second call does only what the first did not reach."""
+        """Leaves the store, in this thread or in a new one. A second call does nothing if the first one has begun to
+        leave."""
         if self._claim.locked():
             return
         if threading.current_thread() is threading.main_thread() or self.is_below():
@@ -64,7 +66,7 @@ class Leaving:
         self._run()
 
     def settle(self) -> None:
-        """Waits until the store is left; for the end of the process, when errors can only be logged."""
+        """Waits until the store is left. For the end of the process: errors are only logged."""
         try:
             self.wait()
         except Exception:
@@ -78,7 +80,7 @@ class Leaving:
             raise error
 
     def is_below(self) -> bool:
-        """Whether this thread is inside of a call of the store: then a wait would be for oneself."""
+        """Whether this thread is inside of a call of the store: then it would wait for itself."""
         parts = self._parts
         if parts is not None and parts.appender is not None and parts.appender.called_by_this_thread:
             return True
@@ -108,7 +110,7 @@ class Leaving:
         try:
             if parts is not None:
                 self._leave(parts)
-        except BaseException as error:  # noqa: BLE001 - who waits raises it
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it
             self._error = error
         finally:
             del parts
@@ -140,7 +142,7 @@ def keeping(owner: object, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def weakly(owner: object, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of an object that this does not keep. Raises StoreClosedError when it is gone."""
+    """A method of an object, without a reference to the object. Raises StoreClosedError when the object is gone."""
     reference = weakref.ref(owner)
 
     def call(*arguments: Any, **named: Any) -> Any:

@@ -1,10 +1,10 @@
 """Reading a store whose live processes have a control block of another layout.
 
 Such a reader does not attach and takes no lock. It follows the files, with a control block in its own memory. A private
-recovery tells the content of the queues; from then on each look walks the records that were committed since. Three
-words of the others' block, which no layout moves, tell how far that is (`control_words`). The reader uses queues and
-index of the live processes as far as these have dispatched, and walks the rest of the log itself, as every read-only
-handle does.
+recovery finds the content of the queues. After that each look walks the records that were committed since. Three words
+of the live processes' block, which no layout moves, give the end of these records (`control_words`). The reader uses
+queues and index of the live processes as far as these have dispatched, and walks the rest of the log itself, as every
+read-only handle does.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ log = logging.getLogger("cystore")
 MANIFEST_S = (
     0.05  # a change of the manifest alone (a removed topic, listed damage) may be seen this much later
 )
-CLEANED_S = 30.0  # an open tries again for this time if the others clean the files that it reads
+CLEANED_S = 30.0  # an open tries again for this time if other processes clean the files that it reads
 MAX_QUEUES = 1 << 20  # the most queues of a store
 
 Status = tuple[int, int, int] | None
 
 
 class Beside:
-    """This process's knowledge of a store that others write with another layout. `control` is its own block."""
+    """This process's knowledge of a store that other processes write with another layout. `control` is this process's
+    own block."""
 
     is_still = False
 
@@ -82,13 +83,14 @@ class Beside:
         self._index = self._status(INDEX)
 
     def manifest(self, state: RecoveredState, control: Control) -> Manifest:
-        """The manifest as it is now, with what a private recovery found."""
+        """The manifest as it is now, with the findings of a private recovery."""
         control.manifest_seq = self._facts.sequence
         facts = replace(self._facts, damaged_ranges=state.damaged_ranges, given_up=state.given_up)
         return Manifest(self._root, facts, control, durable=False)
 
     def enter(self, control: Control, state: RecoveredState) -> None:
-        """Fills a new block with what a private recovery found, and no more than the others have committed."""
+        """Fills a new block with the findings of a private recovery, up to the position that the writing processes have
+        committed."""
         control.min_physical_offset = state.min_physical_offset
         control.wrote = control.allocated = max(
             min(state.wrote, self._words.wrote), state.min_physical_offset
@@ -104,14 +106,15 @@ class Beside:
         control.follow()
 
     def begin(self, control: Control, commit_log: CommitLog, queues: ConsumeQueues) -> bool:
-        """From now on `moved` looks. False if the view is already outdated."""
+        """Lets `moved` look from now on. False if the view is already outdated."""
         self._control, self._commit_log, self._queues = control, commit_log, queues
         commit_log.look_again = self._take_minimum
         return not self.moved()
 
     def moved(self) -> bool:
-        """Reads the others' commits and cleanings since the last look. True when this view is outdated: the others are
-        gone, or have repaired or cleaned records that it has not counted. Then the store is opened again."""
+        """Reads the commits and cleanings of the writing processes since the last look. True when this view is
+        outdated: these processes are gone, or have repaired or cleaned records that it has not counted. Then the store
+        is opened again."""
         if self._left.is_set():
             return True
         try:
@@ -140,7 +143,7 @@ class Beside:
         listed = self._status(INDEX)
         if listed != self._index:
             self._index = listed
-            control.index_base = control.index_base  # which counts as a change of the files
+            control.index_base = control.index_base  # this assignment counts as a change of the index files
         try:
             self._walk(control, words)
         except (OffsetError, StoreFullError):  # cleaned meanwhile; more queues than the table holds
@@ -152,18 +155,20 @@ class Beside:
         return False
 
     def _take_minimum(self) -> None:
-        """A file of the log is missing: the others may have cleaned it since the last look."""
+        """Reads the present minimum: a file of the log is missing, and a writing process may have cleaned it."""
         control, words = self._control, read_words(self._root)
         if control is not None and words is not None and words.generation == self._words.generation:
             self._raise_minimum(control, words)
 
     def _raise_minimum(self, control: Control, words: Words) -> None:
-        """Forgets records below the others' minimum. Never moves it back, nor beyond the end that this view knows."""
+        """Raises this view's minimum to that of the writing processes. Never moves it back, nor beyond the end that
+        this view knows."""
         with self._lock:
             control.min_physical_offset = max(control.min_physical_offset, min(words.minimum, control.wrote))
 
     def _follow(self, control: Control, minimum: int) -> None:
-        """Moves the queues' minimums on to the log's. The others do so too, and remove files of queues meanwhile."""
+        """Raises the queues' minimums to the log's. The writing processes do so too, and remove files of queues
+        meanwhile."""
         assert self._queues is not None
         for slot in range(control.queue_count):
             queue, begin = self._queues.get(slot), -1
@@ -173,7 +178,7 @@ class Beside:
                 begin = bases[0]
                 control.raise_queue_minimum(slot, min(begin // ENTRY_BYTES, queue.max_offset))
                 control.raise_queue_minimum(slot, queue.offset_at(minimum))
-            if not bases:  # the others removed the queue's files: no dispatched message is left
+            if not bases:  # the queue's files were removed: no dispatched message is left
                 control.raise_queue_minimum(slot, queue.max_offset)
         self._followed = minimum
 
@@ -284,7 +289,7 @@ def read_beside(
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment | None:
-    """A view of a store that others write with another layout; None if they left meanwhile, or others came.
+    """A view of a store that other processes write with another layout; None if they left meanwhile, or if others came.
 
     A cleaner may remove files that recovery is about to read, or has read. Then recovery begins again, for at most
     CLEANED_S.
@@ -324,7 +329,7 @@ def _recovered(
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment | None:
     """One try of `read_beside`; None if its result is already outdated."""
-    # The block tells the end of the index; a look through its files would take longer than all the rest.
+    # The block has the end of the index; a check of the index files would take longer than everything else.
     state = recover(root, config, Mode.PRIVATE, abnormal=True, progress=progress, with_index=False)
     words = read_words(root)
     if words is None or words.generation != before.generation:

@@ -1,5 +1,5 @@
-"""Reads of a handle that recovered for itself. Each shows one state of the files: if another process comes meanwhile,
-it is repeated."""
+"""Reads of a handle that recovered privately. Each read shows one state of the files: if another process comes
+meanwhile, the read is repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cystore.engine.log.commit_log import check_offset, tell_cleaned
 from cystore.errors import StoreError
 from cystore.system.other_processes import View
 
-# Methods of a store that look at it once. `scan`, `wait` and `wait_log` look again by themselves.
+# Methods of a store that look at it once. `scan`, `wait` and `wait_log` repeat their looks themselves.
 FOLLOWED = (
     "get",
     "query",
@@ -41,8 +41,8 @@ def has_moved(parts: Attachment) -> bool:
 def followed(
     attached: Callable[[], Attachment], view: View, read: Callable[P, R], read_newest: Callable[P, R]
 ) -> Callable[P, R]:
-    """`read` of a private view, until that is outdated. Then `read_newest`, repeated on the newest parts until no
-    process comes meanwhile. `attached()` gives the newest parts."""
+    """Calls `read` of a private view until the view is outdated. Then calls `read_newest`, again on the newest parts
+    until no process comes meanwhile. `attached()` gives the newest parts."""
 
     def newest(*arguments: P.args, **named: P.kwargs) -> R:
         while True:
@@ -72,14 +72,15 @@ def followed(
 
 
 def follow(store: Any, attached: Callable[[], Attachment], view: View) -> None:
-    """Puts `followed` in front of a store's own methods, and of the kernels' that stand for them."""
+    """Puts `followed` in front of a store's methods, also those that the kernel provides."""
     for name in FOLLOWED:
         method = getattr(type(store), name).__get__(store)
         setattr(store, name, followed(attached, view, getattr(store, name), method))
 
 
 def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None) -> Iterator[Message]:
-    """`CommitLog.scan` of the newest parts, over what is cleaned meanwhile; of a private view one that follows."""
+    """`CommitLog.scan` of the newest parts, which steps over segments that are cleaned meanwhile. For a private view, a
+    scan that follows the parts."""
     parts = attached()
     if parts.ground is None:
         return parts.commit_log.scan(begin, end, over_cleaned=True)
@@ -90,8 +91,8 @@ def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None)
 def _followed_scan(
     attached: Callable[[], Attachment], begin: int | None, end: int | None
 ) -> Iterator[Message]:
-    """`CommitLog.scan` that continues with the newest parts if the old ones fail. The log below the end does not
-    change, except for the cleaner."""
+    """`CommitLog.scan` that continues with the newest parts if the old ones fail. Only the cleaner changes the log
+    below the end."""
     control = attached().control
     at = control.min_physical_offset if begin is None else begin
     until = control.wrote if end is None else min(end, control.wrote)

@@ -1,5 +1,5 @@
-"""Lets cleaned segments go in processes whose services do not look for them: a mapping keeps a removed file's space
-on the disk.
+"""Ends the mappings of cleaned segments in processes whose services do not: a mapping keeps a removed file's space on
+the disk.
 
 One thread serves all stores of a process. It wakes twice a second, and ends when the last store that needs it is left.
 """
@@ -24,7 +24,8 @@ INTERVAL_S = 0.5
 
 
 def is_needed(parts: Attachment, config: StoreConfig) -> bool:
-    """Whether no service of this process looks for cleaned segments within INTERVAL_S, or when a cleaner wakes it."""
+    """Whether no service of this process ends the mappings of cleaned segments within INTERVAL_S, or when a cleaner
+    wakes it."""
     if parts.mode is not Mode.WRITE:
         return True
     interval_ms = min(config.flush_interval_commit_log_ms, config.flush_interval_consume_queue_ms)
@@ -42,8 +43,8 @@ class Housekeeper:
         self._thread: ServiceThread | None = None
 
     def watch(self, parts: Attachment, config: StoreConfig) -> None:
-        """Watches these from now on, if no service does. If no thread can be started, the next call of the store does
-        the work, as always."""
+        """Watches these parts from now on, if no service does. If no thread can be started, the next call of the store
+        does the work."""
         if not is_needed(parts, config):
             return
         with self._lock:

@@ -15,9 +15,9 @@ from cystore.system.threads import os_threads
 
 WAIT_SLICE_S = 0.25
 ALLOCATE_INTERVAL_S = 0.02
-ALLOCATE_SLOW_S = 0.1  # while little is appended: each turn takes the interpreter from whoever works
+ALLOCATE_SLOW_S = 0.1  # while little is appended: each turn takes the interpreter from working threads
 CLEAN_INTERVAL_S = 10.0  # RocketMQ's cleanResourceInterval
-COMPACT_INTERVAL_S = 10.0  # RocketMQ: 15 minutes, whatever there is to compact
+COMPACT_INTERVAL_S = 10.0  # RocketMQ: 15 minutes, however much there is to compact
 
 
 def start_service(name: str, parts: Attachment, config: StoreConfig, threads: list[ServiceThread]) -> None:
@@ -71,7 +71,7 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
 
 
 def _start_replication(parts: Attachment, config: StoreConfig, threads: list[ServiceThread]) -> None:
-    """Starts nothing in a store that is no slave and serves none."""
+    """Starts the threads of replication; none in a store that is neither a slave nor a master of slaves."""
     from cystore.ha.role import role_of
 
     if parts.appender is None or not (config.ha_listen_port or role_of(parts.manifest.snapshot()).is_slave):
@@ -107,8 +107,8 @@ def _start_quiet(
     due: Callable[[], bool] | None = None,
     slow_s: float = 0.0,
 ) -> None:
-    """Starts a service that sleeps until the next append when there is nothing to do. It comes back before the
-    interval is over when its work is `due`."""
+    """Starts a service that sleeps until the next append when there is nothing to do. Its next turn comes before the
+    interval is over if its work is `due`."""
     stopping = os_threads.Flag()
     wait = QuietWait(parts.control, parts.sleepers, parts.look_while_quiet, idle, stopping, due, slow_s)
     ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads)
