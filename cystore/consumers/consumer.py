@@ -1,9 +1,9 @@
 """A consumer: it gets the messages of its share of a group's queues, and acknowledges each (DefaultMQPushConsumer,
 ProcessQueue).
 
-A message stays with the consumer until it is acknowledged. One that is refused (`retry`), or not acknowledged within
-its invisible time, goes to the group's retry topic at a delay level, and after `max_reconsume_times` to its dead
-letters; only then is it settled in its own queue. So a kill between two steps gives it once more, and never loses it.
+A message stays with the consumer until it is acknowledged. A message that is refused (`retry`), or not acknowledged
+within its invisible time, goes to the group's retry topic at a delay level, and after `max_reconsume_times` to its dead
+letters. Only then is it settled in its own queue, so a kill between two steps gives it once more, and never loses it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TURN_S = 1.0  # between two looks at the members of the group
 SAVE_S = 5.0  # RocketMQ's flushConsumerOffsetInterval
 WAIT_SLICE_S = 0.25
 LEAST_TURN_S = 0.05
-LOOKS_AT_ONCE = 8  # at queues where a filter finds nothing, before others have a turn
+LOOKS_AT_ONCE = 8  # reads of a queue in which a filter finds nothing, before other queues have a turn
 BEGUN, BEGINNING = 0, 1  # the mark of a topic, in its row's offset
 MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY)
 STEPPED = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING, GetStatus.OFFSET_FOUND_NULL, *MOVED)
@@ -65,13 +65,13 @@ class Consumer:
     share within a second or two, and so do the others when one ends or is killed. The consumer also gets the group's
     retry topic.
 
-    `topics`: one or several. `tags` and `filter`: as for `get`; they do not apply to the retry topic. `begin`: where
-    a group without an offset begins: "first", "last", or a store timestamp in ms. `invisible_ms`: within it a message
-    is acknowledged, or it comes again. `max_reconsume_times`: a message that was given that often again becomes a
-    dead letter. `max_in_flight`: of one queue that are not acknowledged (pullThresholdForQueue).
+    `topics`: one or several. `tags` and `filter`: as for `get`; they do not apply to the retry topic. `begin`: a group
+    without an offset begins at "first", "last", or a store timestamp in ms. `invisible_ms`: a message that is not
+    acknowledged within this time comes again. `max_reconsume_times`: a message that came again so often becomes a dead
+    letter. `max_in_flight`: the most messages of one queue that are not acknowledged (pullThresholdForQueue).
 
-    Iteration gives one message after the other until the consumer or the store is closed. A thread of its own looks
-    after the queues, so that messages of a program that hangs come to other consumers.
+    Iteration gives one message after the other until the consumer or the store is closed. A separate thread serves the
+    queues, so that messages of a program that hangs come to other consumers.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Consumer:
     ) -> None:
         self.group = checked_group(group)
         self.topics = _checked_topics(topics)
-        wanted(tags, filter)  # raises for what is no filter
+        wanted(tags, filter)  # raises for a value that is not a filter
         self._tags, self._filter = tags, filter
         self._begin = (
             begin if begin in (FIRST, LAST) else whole("begin", begin, 0, OFFSET_MAX, StoreConfigError)
@@ -118,8 +118,8 @@ class Consumer:
             raise
 
     def _begin_group(self) -> None:
-        """Sets the group's offset in its retry topic, so that its lag counts there from the first message on; and
-        those of a group that begins elsewhere than at the first message."""
+        """Sets the group's offset in its retry topic, so that its lag counts there from the first message on. Also sets
+        the offsets of a group that does not begin at the first message."""
         again = retry_topic(self.group)
         for queue_id, slot in self._found.queues(again) or [(0, -1)]:
             row = self._table.row((again, self.group, queue_id))
@@ -129,8 +129,9 @@ class Consumer:
             self._begin_topic(topic)
 
     def _begin_topic(self, topic: str) -> None:
-        """Begins a topic in which the group has no offset, unless another consumer did. The others wait for that,
-        else they would read from the first message. The row's mark says what a killed one left undone."""
+        """Begins a topic in which the group has no offset, unless another consumer did. The other consumers wait for
+        that, else they would read from the first message. If a consumer is killed here, the row's mark shows that the
+        topic has to be begun again."""
         mark = self._table.row((topic, self.group, -1))
         with self._table.beginning(mark):
             state = self._table.offset(mark)
@@ -178,7 +179,7 @@ class Consumer:
                 return
 
     def ack(self, *messages: Message) -> int:
-        """Acknowledges messages: the group does not get them again. Returns the number of those that were still this
+        """Acknowledges messages: the group does not get them again. Returns the number of messages that were still this
         consumer's; the others went to the retry topic before, or were reset, and come again."""
         self._usable()
         count, touched = 0, set()
@@ -192,9 +193,9 @@ class Consumer:
         return count
 
     def retry(self, message: Message, *, delay_level: int = 0) -> bool:
-        """Refuses a message: it comes again after a delay level, 3 + reconsume_times if none is given, or becomes a
-        dead letter when it came `max_reconsume_times` again; a negative level makes it one at once. False if it is
-        not this consumer's any more.
+        """Refuses a message: it comes again after a delay level, by default 3 + reconsume_times. It becomes a dead
+        letter if it came again `max_reconsume_times`, or at once with a negative level. False if the message is not
+        this consumer's any more.
 
         Raises the errors of `put`; then the message stays with this consumer.
         """
@@ -272,8 +273,8 @@ class Consumer:
         return self._queues.get((message.topic, message.queue_id))
 
     def _collect(self, max_count: int) -> list[Message]:
-        """Messages for the program, a share of each queue in turn. Nothing is read before all that was read is given:
-        so an error of one queue takes no messages of the others with it."""
+        """Messages for the program, from each queue in turn. Reads no queue while messages that were read are left, so
+        an error of one queue does not lose messages of the others."""
         given = self._give(max_count)
         if not given:
             self._fetch_some(max_count)
@@ -296,7 +297,7 @@ class Consumer:
         return given
 
     def _fetch_some(self, max_count: int) -> None:
-        """Reads queues on until so many messages are at hand. One that raises an error is the last one next time."""
+        """Reads queues until `max_count` messages are ready. A queue that raises an error is the last one next time."""
         count = 0
         for name, queue in list(self._queues.items()):
             if queue.leaving or len(queue.given) >= self._max_in_flight:
@@ -308,7 +309,8 @@ class Consumer:
                 return
 
     def _fetch(self, queue: QueueInFlight) -> None:
-        """Reads a queue on. Damage and missing messages are told in the log and stepped over: nothing stops a queue."""
+        """Reads the next messages of a queue. Logs damaged and missing messages and steps over them, so that they do
+        not stop the queue."""
         (topic, queue_id), control = queue.queue, self._parts.control
         own = topic in self.topics
         tags, chosen = (self._tags, self._filter) if own else (None, None)
@@ -350,7 +352,7 @@ class Consumer:
             self._follow(queue)
 
     def _follow(self, queue: QueueInFlight) -> None:
-        """Begins where a reset or a commit of another one put the group."""
+        """Begins at the offset that a reset or another consumer's commit gave the group."""
         offset = self._table.offset(queue.row)
         if offset != queue.committed:
             queue.move(self._first(queue.row, queue.slot) if offset == NO_OFFSET else offset)
@@ -362,7 +364,7 @@ class Consumer:
         return self._table.offset(row)
 
     def _send_back(self, queue: QueueInFlight, message: Message, delay_level: int) -> None:
-        """Puts a message into the retry topic or the dead letters; then it is settled."""
+        """Puts a message into the retry topic or the dead letters, then settles it."""
         record = retry_of(message, self.group, delay_level, self._max_times, self._levels)
         appender = self._parts.appender
         assert appender is not None
@@ -371,7 +373,7 @@ class Consumer:
         queue.settle(message.queue_offset)
         self._commit(queue)
 
-    # -------------------------------------------------------------------------------------- looking after it
+    # -------------------------------------------------------------------------------------- the thread
 
     def _turn(self) -> None:
         """A turn of the thread: queues that came or went, messages whose time is over, resets, the file of offsets."""
@@ -390,7 +392,7 @@ class Consumer:
             self._table.save()
 
     def _pause_s(self) -> float:
-        """Until the next turn: the next deadline or delivery, a second at most."""
+        """The time until the next turn: until the next deadline or delivery, a second at most."""
         with self._lock:
             deadlines = [end for queue in self._queues.values() for _, end in list(queue.given.values())[:1]]
         due_ms = self._parts.scheduler.next_due_ms()
@@ -408,8 +410,8 @@ class Consumer:
                 queue.give_again(message.queue_offset, monotonic_s() + self._invisible_s)
 
     def _rebalance(self) -> None:
-        """Takes the queues of this consumer's share that are free, and gives back those of others when everything is
-        settled."""
+        """Takes the free queues of this consumer's share, and gives back queues outside of it when all their given
+        messages are settled."""
         self._turn_at_s = monotonic_s() + TURN_S
         for topic, member in self._members.items():
             slots = dict(self._found.queues(topic))
@@ -448,7 +450,7 @@ def _checked_topics(topics: object) -> tuple[str, ...]:
 
 
 def _thread_of(consumer: Consumer) -> ServiceThread:
-    """The thread that looks after a consumer. It does not keep it, and ends with it."""
+    """The thread of a consumer. It keeps no reference to the consumer, and ends with it."""
     known = weakref.ref(consumer)
 
     def turn() -> Progress:
@@ -458,7 +460,7 @@ def _thread_of(consumer: Consumer) -> ServiceThread:
         try:
             found._turn()
         except StoreClosedError:
-            found._locks.close()  # others take the queues over
+            found._locks.close()  # other consumers take the queues over
             raise
         return Progress(0)
 

@@ -1,4 +1,4 @@
-"""Groups: the offsets of consumer groups, their lag, their resets, and reads from where a group stands
+"""Groups: the offsets of consumer groups, their lag, their resets, and reads from a group's offset on
 (ConsumerOffsetManager)."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOTHING_YET = (
 
 
 class QueueLag(NamedTuple):
-    """How far a group is in one queue. `lag` counts messages; those that cleaning removed do not count."""
+    """The position of a group in one queue. `lag` counts messages, without those that cleaning removed."""
 
     topic: str
     queue_id: int
@@ -46,7 +46,7 @@ class QueueLag(NamedTuple):
 
 
 class GroupTable:
-    """The table of offsets beside the queues it speaks of. One for each attachment."""
+    """The table of offsets with the queues of its rows. One for each attachment."""
 
     def __init__(self, parts: Attachment) -> None:
         self.parts, self.table = parts, OffsetTable(parts)
@@ -107,7 +107,7 @@ class Groups:
         self._store._writable()
         return self._table()
 
-    # ------------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------------- offsets and lag
 
     def names(self) -> list[str]:
         """All groups that have an offset, sorted."""
@@ -122,7 +122,7 @@ class Groups:
         return dict(sorted(found.items()))
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The offset of a group in one queue; None if it has none (queryOffset, which says -1)."""
+        """The offset of a group in one queue; None if it has none (queryOffset, which gives -1)."""
         table = self._table().table
         row = table.find(_key(topic, group, queue_id))
         offset = NO_OFFSET if row is None else table.offset(row)
@@ -137,8 +137,8 @@ class Groups:
         ]
 
     def lag(self, group: str) -> list[QueueLag]:
-        """How far a group is in each queue in which it has an offset, by topic and queue id. Its retry topic is among
-        the topics; messages that wait for a delay level are not counted."""
+        """The position of a group in each queue in which it has an offset, by topic and queue id. Its retry topic is
+        among the topics; messages that wait for a delay level are not counted."""
         group = checked_group(group)
         found = self._table()
         control, table = found.parts.control, found.table
@@ -171,8 +171,8 @@ class Groups:
         return dict(sorted(totals.items()))
 
     def reads(self, group: str) -> dict[tuple[str, int], Reads]:
-        """The gets with ``group=`` since this boot, by (topic, queue id): their number, messages, bytes, and how far
-        behind the last one was (without the setting disk_fall_recorded: 0)."""
+        """The gets with ``group=`` since this boot, by (topic, queue id): their number, messages and bytes, and the
+        distance of the last one from the queue's end (without the setting disk_fall_recorded: 0)."""
         return self.all_reads().get(checked_group(group), {})
 
     def all_reads(self) -> dict[str, dict[tuple[str, int], Reads]]:
@@ -203,11 +203,11 @@ class Groups:
         self, group: str, topic: str, to: int | str, *, queue_id: int | None = None, force: bool = True
     ) -> dict[int, int]:
         """Moves a group in all queues of a topic, or in one: to the store timestamp `to` in ms (as `offset_by_time`
-        finds it), to "first" or to "last". Without `force` it only moves back, never over messages that it has not
-        got (resetOffsetByTimestamp). Returns the offsets by queue id, and saves them.
+        finds it), to "first" or to "last". Without `force` it only moves the group back, never over messages that the
+        group has not got (resetOffsetByTimestamp). Returns the offsets by queue id, and saves them.
 
-        Consumers of the group that run follow within a second; messages they have given out and that are not
-        acknowledged yet count no more. Raises StoreConfigError for a topic without queues.
+        Running consumers of the group follow within a second. Messages that they gave out before and that are not
+        acknowledged then no longer count as given. Raises StoreConfigError for a topic without queues.
         """
         group, topic = checked_group(group), checked_topic(topic)
         if to not in (FIRST, LAST):
@@ -256,7 +256,7 @@ class Groups:
         return removed
 
     def save(self) -> bool:
-        """Makes the offsets durable; False if they were. Raises StoreFullError, FlushFailedError."""
+        """Makes the offsets durable; False if they were durable already. Raises StoreFullError, FlushFailedError."""
         return self._writable().table.save()
 
     # ------------------------------------------------------------------------------------------- reading
@@ -277,7 +277,7 @@ class Groups:
         (PullRequestHoldService; None: for ever).
 
         An offset below the queue's minimum or beyond its end gives OFFSET_TOO_SMALL or OFFSET_OVERFLOW_BADLY, and
-        `next_offset` is where RocketMQ would continue.
+        `next_offset` is the offset at which RocketMQ would continue.
         """
         key = _key(topic, group, queue_id)
         until_s = monotonic_s() + wait_s(timeout_s)
@@ -311,8 +311,8 @@ class Groups:
 
 
 def _behind(found: GroupTable, topic: str, queue_id: int, result: GetResult) -> Behind | None:
-    """How far behind the last message of a get is. None: it found none, and is not at the queue's end; or nobody wants
-    to know."""
+    """The distance of a get's last message from the queue's end. None if the get found no message before the queue's
+    end, or if the setting disk_fall_recorded is off."""
     parts = found.parts
     if not parts.config.disk_fall_recorded:
         return None
@@ -357,7 +357,7 @@ def table_of(parts: Attachment) -> GroupTable:
 
 def _forked() -> None:
     global _making
-    _making = os_threads.Lock()  # whoever held it is in the parent
+    _making = os_threads.Lock()  # a thread of the parent may hold it
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -9,8 +9,8 @@ from cystore._native.record.message import Message
 
 
 class QueueInFlight:
-    """One queue that a consumer has. `next_offset` is where it reads next; `committed` is the group's offset, as this
-    consumer knows it.
+    """One queue that a consumer has. `next_offset` is the offset of its next read; `committed` is the group's offset,
+    as this consumer knows it.
 
     The group's offset is the lowest one that is not acknowledged: messages behind it may be acknowledged already, and
     come again if the process is killed now.
@@ -20,11 +20,11 @@ class QueueInFlight:
 
     def __init__(self, queue: tuple[str, int], row: int, slot: int, offset: int) -> None:
         self.queue, self.row, self.slot = queue, row, slot
-        self.leaving = False  # another consumer shall have it when everything given out is settled
+        self.leaving = False  # another consumer gets the queue when all given messages are settled
         self.move(offset)
 
     def move(self, offset: int) -> None:
-        """Begins anew at an offset; what was given out counts no more."""
+        """Begins anew at an offset; messages that were given out before no longer count."""
         self.ready: deque[Message] = deque()
         self.again: deque[int] = deque()  # offsets of given messages that are given once more
         self.given: dict[
@@ -34,7 +34,7 @@ class QueueInFlight:
         self.committed = offset  # last: an interrupted move is done again
 
     def fetched(self, messages: Iterable[Message], next_offset: int) -> None:
-        """Messages from the store, in order."""
+        """Takes in messages from the store, in order."""
         self.ready.extend(messages)
         self.next_offset = next_offset
 
@@ -57,11 +57,12 @@ class QueueInFlight:
         return message
 
     def settle(self, offset: int) -> bool:
-        """A given message is acknowledged, or stands in another queue now. False if it is not among the given ones."""
+        """Removes a given message that is acknowledged, or that stands in another queue now. False if it is not among
+        the given ones."""
         return self.given.pop(offset, None) is not None
 
     def leave(self) -> None:
-        """Gives no message that was not given yet."""
+        """From now on gives no new message."""
         self.leaving = True
         if self.ready:
             self.next_offset = self.ready[0].queue_offset
@@ -72,7 +73,7 @@ class QueueInFlight:
         return [message for message, deadline_s in self.given.values() if deadline_s <= now_s]
 
     def give_again(self, offset: int, deadline_s: float) -> None:
-        """A given message is given once more by this consumer."""
+        """Lets this consumer give a given message once more."""
         self.given[offset] = self.given[offset][0], deadline_s
         self.again.append(offset)
 

@@ -1,6 +1,6 @@
 """config/consumerOffset.json: the offsets of all groups, in the bytes that RocketMQ's ConsumerOffsetManager writes.
 
-Entries that cannot be a group's offsets here, for example of a name that is too long, are kept as they are.
+Entries that cannot be a group's offsets here, for example because a name is too long, are kept as they are.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _queue_key(queue_id: object) -> str:
 
 
 def _end(content: str, depth: int) -> str:
-    """Before the brace that ends a map."""
+    """The white space before the brace that ends a map."""
     return "\n" + "\t" * depth if content else ""
 
 

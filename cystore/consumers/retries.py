@@ -2,7 +2,7 @@
 (SendMessageProcessor.asyncConsumerSendMsgBack).
 
 A message that was not processed waits at a delay level for `%RETRY%group`, with one more in `reconsume_times`. After
-`max_reconsume_times` it goes to `%DLQ%group`. Its properties say where it was first: RETRY_TOPIC is its topic,
+`max_reconsume_times` it goes to `%DLQ%group`. Its properties name its first place: RETRY_TOPIC is its topic,
 ORIGIN_MESSAGE_ID its message id in RocketMQ's spelling.
 """
 
@@ -24,8 +24,8 @@ def retry_of(
 ) -> Message:
     """The record for the next consumption of a message, or its dead letter.
 
-    `delay_level` 0 is 3 + reconsume_times; a negative one makes a dead letter at once. One above the store's `levels`
-    is the last one.
+    `delay_level` 0 is 3 + reconsume_times; a negative level makes a dead letter at once. A level above the store's
+    `levels` counts as the last one.
     """
     times = message.reconsume_times
     dead = times >= max_reconsume_times or delay_level < 0

@@ -1,10 +1,10 @@
-"""Which consumer of a group has which queues: each works out its own share, as RocketMQ's clients do
+"""The division of queues among the consumers of a group: each consumer computes its own share, as RocketMQ's clients do
 (AllocateMessageQueueAveragely).
 
 A consumer has the lock of a member's place for each topic, and the lock of each queue that it reads. Both are byte
-locks: the kernel ends them with their owner, so a killed process is no member any more and its queues are free. A
-share says what a consumer should have; the lock says what it has. So two consumers never read the same queue, also
-while they see different members.
+locks: the kernel ends them with their owner, so a killed process is no member any more and its queues are free. The
+share names the queues that a consumer should have, the locks the queues that it has. So two consumers never read the
+same queue, even while they see different members.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cystore.system.key_lock import PlaceLocks
 
 
 def share(queue_ids: Sequence[int], members: int, number: int) -> list[int]:
-    """The queues of member `number` of so many: neighbours, and the first members have one more where they do not
-    divide evenly."""
+    """The queues of member `number` of `members`, which are neighbours. If the queues do not divide evenly, the first
+    members have one more."""
     each, more = divmod(len(queue_ids), members)
     begin = number * each + min(number, more)
     return list(queue_ids[begin : begin + each + (number < more)])
@@ -59,7 +59,7 @@ class Leases:
         return self._locks.try_take(LEASES + row)
 
     def keep(self, rows: set[int]) -> None:
-        """Gives back all others, also one of which an interrupted call lost sight."""
+        """Gives back the locks of all other queues, also of a queue that an interrupted call took and did not enter."""
         for row in self._rows - rows:
             self._locks.give(LEASES + row)
         self._rows &= rows

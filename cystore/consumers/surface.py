@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StoreConsumers(StoreArrivals):
-    """The part of a `MessageStore` that is about consumer groups. Its modules are imported at their first use."""
+    """The methods of `MessageStore` for consumer groups. Its modules are imported at their first use."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class StoreConsumers(StoreArrivals):
     ) -> Consumer:
         """A consumer of a group: it gets the messages of its share of the topics' queues, and acknowledges each.
 
-        See `cystore.Consumer`, which says what the arguments mean. Raises StoreConfigError, StoreNotWritableError.
+        `cystore.Consumer` explains the arguments. Raises StoreConfigError, StoreNotWritableError.
         """
         from cystore.consumers.consumer import Consumer
 

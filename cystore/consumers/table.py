@@ -1,12 +1,12 @@
 """The table of offsets that all processes of a store share: config/consumers.table, a row for each (topic, group,
 queue id).
 
-Every process reads and writes it with pread and pwrite, so what a process acknowledged is there for all others at
-once and survives the kill of every process. config/consumerOffset.json is written from it every few seconds and is
-what a power cut leaves.
+Every process reads and writes it with pread and pwrite, so all processes see an acknowledged offset at once, and it
+survives the kill of every process. config/consumerOffset.json is written from the table every few seconds. After a
+power cut only this file is left.
 
-Which of the two counts when a store is opened: the table, if it was written since this boot and the file is still the
-one that was written from it; else the file. So a file that was restored, edited, or written by RocketMQ wins.
+When a store is opened, the table counts if it was written since this boot and the file is still the one that was
+written from it. Otherwise the file counts. So a file that was restored, edited, or written by RocketMQ wins.
 
 Rows are only added. Each row is valid by its checksum before the header counts it. An offset changes under the lock
 of its row (a byte lock, which ends with its owner), because `reset` and the owner of a queue may write it at the same
@@ -62,9 +62,9 @@ _READS = struct.Struct("<QQQqqq")
 _FIXED = struct.Struct("<iHH")
 ROW_BYTES = _ROW.size + TOPIC_BYTES_MAX + GROUP_BYTES_MAX + 1
 _OFFSETS = struct.Struct(f"<q{ROW_BYTES - 8}x")
-GROW_ROWS = 64  # that space is taken for at once
+GROW_ROWS = 64  # rows for which space is taken at once
 NO_OFFSET = -1
-NO_CRC = 0  # of a file that is not there
+NO_CRC = 0  # the CRC-32C of a missing file
 
 # Places of byte locks: of the opening, of new rows, of the save; then one for each row's offset, its lease, its
 # members, and its beginning.
@@ -73,7 +73,7 @@ ROWS, LEASES, MEMBERS, BEGINNINGS = 1 << 41, 1 << 42, 1 << 43, 1 << 60
 MEMBERS_MAX = 4096  # of one topic and group
 LOOK_S = 0.005  # between two looks at a byte lock that another process has
 COUNT_WAIT_S = 0.5  # of a get, for the lock of the row that counts it
-NOT_COUNTED_S = 10.0  # gets are not counted after such a wait
+NOT_COUNTED_S = 10.0  # after such a wait gets are not counted for this time
 
 
 class _BusyError(Exception):
@@ -93,9 +93,10 @@ class _Header(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """The gets that named a group, of one queue: their number, and the messages and bytes they found. Then how far
-    behind the last message of the last one was: bytes of log, messages of the queue, and the message's age in ms; 0 at
-    the queue's end (BrokerStatsManager: GROUP_GET_NUMS, GROUP_GET_SIZE, GROUP_GET_FALL_SIZE, GROUP_GET_FALL_TIME)."""
+    """The gets of one queue that named a group: their number, and the messages and bytes they found. Then the distance
+    of the last get's last message from the queue's end: bytes of log, messages of the queue, and the message's age in
+    ms; 0 at the queue's end (BrokerStatsManager: GROUP_GET_NUMS, GROUP_GET_SIZE, GROUP_GET_FALL_SIZE,
+    GROUP_GET_FALL_TIME)."""
 
     gets: int
     messages: int
@@ -106,7 +107,7 @@ class Reads(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """How far behind the last message of a get is; all 0 at the queue's end."""
+    """The distance of a get's last message from the queue's end; all 0 at the end."""
 
     bytes: int = 0
     messages: int = 0
@@ -125,7 +126,7 @@ class OffsetTable:
         self._rows: dict[Key, int] = {}
         self._boot_id = platform.identity()["boot_id"]
         self._file: Descriptor | None = None
-        self._frozen: list[int] | None = None  # the offsets, where nobody writes a table
+        self._frozen: list[int] | None = None  # the offsets, if no process writes a table
         self._others: ConsumerOffsets | None = None
         self._counts_from_s = 0.0  # on a clock that all threads share; before it no get is counted
         if self.writable:
@@ -150,7 +151,8 @@ class OffsetTable:
             self.refresh()
 
     def _look(self) -> None:
-        """For a read-only handle: the table of the processes beside it, or what the next writer would begin with."""
+        """For a read-only handle: the table of the processes beside it, or the offsets with which the next writer would
+        begin."""
         if self.path.exists():
             self._file = files.open_file(self.path, os.O_RDONLY)
             header = self._header()
@@ -167,7 +169,7 @@ class OffsetTable:
             self._frozen.append(offset)
 
     def _header(self) -> _Header | None:
-        """None for a header that was never finished, is damaged, or is of another version."""
+        """The header; None if it was never finished, is damaged, or is of another version."""
         data = self._read(0, HEADER_BYTES)
         if len(data) < HEADER_BYTES:
             return None
@@ -195,7 +197,8 @@ class OffsetTable:
         return True
 
     def _from_file(self, header: _Header | None) -> dict[Key, int]:
-        """The file's offsets. If it is damaged and its copy too, the table counts that was written since this boot."""
+        """The file's offsets. If the file and its copy are damaged, the offsets of a table that was written since this
+        boot."""
         try:
             return read_consumer_offsets(self._parts.root).offsets
         except StoreFormatError as error:
@@ -205,7 +208,8 @@ class OffsetTable:
             return {key: offset for key, offset, _ in self._rows_from(0, header.rows) if offset != NO_OFFSET}
 
     def _make(self, offsets: dict[Key, int]) -> None:
-        """Makes the table anew. Until the header is complete, the next process makes it again."""
+        """Makes the table anew. If this is interrupted before the header is complete, the next process makes it
+        again."""
         self._write(0, bytes(HEADER_BYTES))
         failpoint("consumers.table_begun")
         rows = b"".join(_row(key, offset) for key, offset in sorted(offsets.items()))
@@ -374,8 +378,8 @@ class OffsetTable:
         return [(key, reads) for key, _, reads in self._rows_from(0, len(self.keys))]
 
     def count_get(self, key: Key, messages: int, size_bytes: int, behind: Behind | None) -> None:
-        """Adds a get that named the group; `behind` None leaves that as it was. A get does not fail, and does not wait
-        for long, because it cannot be counted: another process has a lock, or a full disk has no room for a row."""
+        """Adds a get that named the group; `behind` None leaves that as it was. If a get cannot be counted, because
+        another process has a lock or a full disk has no room for a row, the get does not fail or wait for long."""
         if monotonic_s() < self._counts_from_s:
             return
         try:
@@ -403,10 +407,10 @@ class OffsetTable:
     # ---------------------------------------------------------------------------------------------- file
 
     def save(self) -> bool:
-        """Writes config/consumerOffset.json if an offset changed since; the log is made durable first, so that the
-        file never names messages that a power cut takes away. Raises StoreFullError, FlushFailedError; StoreIOError,
-        after it wrote the file, when somebody deleted or replaced the table: then processes that open the store later
-        do not see the offsets of this one."""
+        """Writes config/consumerOffset.json if an offset changed since; the log is made durable first, so that the file
+        never names messages that a power cut takes away. Raises StoreFullError, FlushFailedError; StoreIOError, after
+        it wrote the file, if the table was deleted or replaced: then processes that open the store later do not see the
+        offsets of this process."""
         parts = self._parts
         with self._locked(SAVING):
             offsets = {
@@ -451,10 +455,10 @@ class OffsetTable:
         try:
             return read_consumer_offsets(self._parts.root)
         except StoreFormatError:
-            return ConsumerOffsets()  # it is damaged; what the table has replaces it
+            return ConsumerOffsets()  # it is damaged; the offsets of the table replace it
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         if self._file is not None:
             self._file.close()
 
