@@ -1,4 +1,4 @@
-"""Transactions: half messages that nobody reads until they are committed.
+"""Transactions: half messages, which consumers cannot read until they are committed.
 
 May import `cystore.consumers` and what is below it: docs/architecture.md. `MessageStore` inherits `surface`.
 """

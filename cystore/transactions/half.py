@@ -1,8 +1,8 @@
 """The records of a transaction, as RocketMQ's TransactionalMessageBridge writes them.
 
-A *half message* is in RMQ_SYS_TRANS_HALF_TOPIC; its properties REAL_TOPIC and REAL_QID say where it goes when it is
-committed. An *op message* says that a half message is ended: its body is the queue offset of the half message. Ours
-has more: the transaction's id as a key, and the outcome as a property.
+A *half message* is in RMQ_SYS_TRANS_HALF_TOPIC; its properties REAL_TOPIC and REAL_QID name the queue that it goes to
+when it is committed. An *op message* says that a half message is ended: its body is the queue offset of the half
+message. Op messages of cystore also have the transaction's id as a key, and the outcome as a property.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def handle_of(transaction: str, message: Message, put: PutResult) -> HalfMessage
 
 
 def read_half(stored: Message) -> HalfMessage:
-    """The handle of a stored half message. Raises ValueError if it does not say where it goes."""
+    """The handle of a stored half message. Raises ValueError if it does not name its target queue."""
     properties = stored.properties
     topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE, "")
     if not topic or topic in (HALF_TOPIC, OP_TOPIC):
@@ -90,7 +90,7 @@ def read_half(stored: Message) -> HalfMessage:
 
 
 def checks_of(stored: Message) -> int:
-    """How often it was asked what became of a transaction."""
+    """The number of checks that a transaction has had."""
     times = stored.properties.get(CHECK_TIMES, "")
     return int(times) if times.isascii() and times.isdecimal() and len(times) <= OFFSET_DIGITS_MAX else 0
 
@@ -112,19 +112,20 @@ def committed_of(stored: Message, half: HalfMessage) -> Message:
 
 
 def asked_again_of(stored: Message) -> Message:
-    """The half message again, at the end of its queue: it was asked once more (putBackHalfMsgQueue)."""
+    """The half message again, for the end of its queue, with one more check (putBackHalfMsgQueue)."""
     notes = {CHECK_TIMES: str(checks_of(stored) + 1)}
     properties = changed_properties(stored.properties_bytes, notes)
     return due_message(stored, HALF_TOPIC, 0, properties, sys_flag=stored.sys_flag)
 
 
 def discarded_of(stored: Message) -> Message:
-    """The half message, kept aside (DefaultTransactionalMessageCheckListener.resolveDiscardMsg)."""
+    """The half message, for the topic of discarded ones
+    (DefaultTransactionalMessageCheckListener.resolveDiscardMsg)."""
     return due_message(stored, DISCARDED_TOPIC, 0, stored.properties_bytes or b"", sys_flag=stored.sys_flag)
 
 
 def op_of(half: HalfMessage, outcome: str) -> Message:
-    """Says that the half message at its queue offset is ended (addRemoveTagInTransactionOp)."""
+    """The op message that ends a half message (addRemoveTagInTransactionOp)."""
     return Message(
         topic=OP_TOPIC,
         body=str(half.queue_offset).encode(),
@@ -135,7 +136,7 @@ def op_of(half: HalfMessage, outcome: str) -> Message:
 
 
 def ended_offset(op: Message) -> int | None:
-    """The queue offset of the half message that an op message ends; None if it says none."""
+    """The queue offset of the half message that an op message ends; None if it names none."""
     body = bytes(op.body[: OFFSET_DIGITS_MAX + 1])
     if op.tags != ENDED_TAG or not body.isdigit() or len(body) > OFFSET_DIGITS_MAX:
         return None

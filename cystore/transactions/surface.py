@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StoreTransactions(StoreConsumers):
-    """The part of a `MessageStore` that is about transactions. Its modules are imported at their first use."""
+    """The methods of `MessageStore` for transactions. Its modules are imported at their first use."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class StoreTransactions(StoreConsumers):
         producer_group: str = "cystore",
         flush: str | None = None,
     ) -> HalfMessage:
-        """Puts a *half message*: nobody reads it in its topic until `commit`; after `rollback` nobody ever does.
+        """Puts a *half message*. Readers of its topic get it only after `commit`, and never after `rollback`.
 
         The arguments are those of `put`; there are no delay levels. The answer is the handle of the transaction. It
         can be pickled, and any process of the store may end the transaction. Source:
@@ -81,14 +81,14 @@ class StoreTransactions(StoreConsumers):
         Transactions(self).rollback(half, flush=flush)
 
     def open_transactions(self, *, older_than_ms: int = 0) -> list[HalfMessage]:
-        """The transactions that nobody ended, the oldest half message in front; with an age only those that are so
-        old."""
+        """The transactions that are not ended, the oldest half message first; with `older_than_ms` only those that are
+        older."""
         from cystore.transactions.transactions import Transactions
 
         return Transactions(self).open(older_than_ms)
 
     def check_transactions(self, check: Check) -> Checked:
-        """Asks what became of each transaction that is open for longer than transaction_timeout_ms; call it now and
+        """Asks for the outcome of each transaction that is open for longer than transaction_timeout_ms; call it now and
         then.
 
         `check(half, message)` gives ``"commit"``, ``"rollback"``, or None for "not known yet". Such a transaction is

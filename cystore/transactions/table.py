@@ -1,7 +1,7 @@
-"""Which transactions are open: the queue of half messages, less those that the queue of op messages names.
+"""The open transactions: the queue of half messages, without those that the queue of op messages names.
 
-Both queues only grow, so a table goes on where it stopped. A group of RocketMQ's own, CID_RMQ_SYS_TRANS, keeps in the
-store from where on there may be open ones; a table begins there.
+Both queues only grow, so a table continues where it stopped. The offsets of RocketMQ's group CID_RMQ_SYS_TRANS give the
+first half message that may be open; a table begins there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("cystore")
 
 GROUP = "CID_RMQ_SYS_TRANS"  # TransactionalMessageUtil.buildConsumerGroup
 BATCH = 32
-OPS_IN_RUN = 1024  # a transaction that nobody ends keeps these runs in memory
+OPS_IN_RUN = 1024  # a transaction that is never ended keeps these runs in memory
 
 Get = Callable[[str, int, int, int], GetResult]
 
@@ -50,7 +50,7 @@ class TransactionTable:
         self.lock = os_threads.RLock()
 
     def catch_up(self) -> None:
-        """Reads what came since the last time."""
+        """Reads the messages that came since the last time."""
         with self.lock:
             # Ops after halves would be wrong the other way: an op is never in front of its half message.
             for op in self._messages(OP_TOPIC, self._op_next):
@@ -86,7 +86,7 @@ class TransactionTable:
         run.count, run.last_half = run.count + 1, max(run.last_half, ended)
 
     def _trim(self) -> int:
-        """Forgets op messages whose half messages no table reads any more; gives the first half message that one
+        """Forgets op messages whose half messages no table reads any more; returns the first half message that a table
         reads. Half messages are entered in the order of their offsets."""
         first = next(iter(self._open), self._half_next)
         while self._ops and self._ops[0].last_half < first:
@@ -124,12 +124,12 @@ class TransactionTable:
             return None if offset is None else self._open[offset]
 
     def still(self, half: HalfMessage) -> HalfMessage | None:
-        """A half message, if it is open."""
+        """A half message if it is open, else None."""
         with self.lock:
             return half if self._open.get(half.queue_offset) == half else None
 
     def open(self) -> list[HalfMessage]:
-        """All open transactions, the one that was put first in front."""
+        """All open transactions, in the order in which they were put."""
         with self.lock:
             return list(self._open.values())
 
@@ -141,7 +141,7 @@ class TransactionTable:
                 self._forget(half)
 
     def begins(self) -> tuple[int, int]:
-        """From which half message and from which op message on a new table has to read."""
+        """The first half message and the first op message that a new table has to read."""
         with self.lock:
             first = self._trim()
             return first, self._ops[0].begin if self._ops else self._op_next

@@ -1,8 +1,8 @@
-"""Begin, commit and roll back; asking what became of transactions that nobody ended (TransactionalMessageServiceImpl).
+"""Begins, commits and rolls back transactions; checks those that were not ended (TransactionalMessageServiceImpl).
 
-A commit appends two records: the message that consumers get, and the op message that ends its half message. One
-segment holds both, and they are published as one, so a kill leaves both or none. All ends of transactions happen
-under the deliver lock, after a look at what others ended: a transaction has one end, whoever asks for it.
+A commit appends two records: the message that consumers get, and the op message that ends its half message. One segment
+holds both, and they are published as one, so a kill leaves both or none. Every end of a transaction happens under the
+deliver lock, after a look at the ends so far. So a transaction has one end, whichever process asks for it.
 """
 
 from __future__ import annotations
@@ -133,12 +133,13 @@ class Transactions:
         outcome: str,
         flush: str | None = None,
     ) -> list[PutResult] | None:
-        """Ends the half message that `find` gives, all or nothing. None: it gives none, so it is not open."""
+        """Ends the half message that `find` gives, all or nothing. None if it gives none, because the transaction is
+        not open."""
         parts, table = self._store._writable(), self._table()
         assert parts.appender is not None
         code = _flush_code(parts, flush)
         room = Room(parts.appender.policy)
-        self._catch_up(parts, table)  # the long part of it without the lock
+        self._catch_up(parts, table)  # most of the catching up, without the lock
         while True:
             try:
                 with parts.control.held(
@@ -165,8 +166,8 @@ class Transactions:
 
     @staticmethod
     def _catch_up(parts: Attachment, table: TransactionTable) -> None:
-        """Knows every end there is: one that is appended and not dispatched would be given a second time. Raises the
-        errors of dispatch, StoreTimeoutError."""
+        """Reads every end so far: a transaction whose end is appended and not dispatched would get a second one. Raises
+        the errors of dispatch, StoreTimeoutError."""
         wrote = parts.control.wrote
         wait_ms = parts.config.os_page_cache_busy_timeout_ms
         parts.dispatcher.run_once(timeout_ms=wait_ms)
@@ -197,7 +198,7 @@ class Transactions:
         return [asked_again_of(stored), op_of(half, outcome)]
 
     def _no_longer_open(self, transaction: str) -> TransactionError:
-        """The error for a transaction that is ended or unknown, with what is known of it."""
+        """The error for a transaction that is ended or unknown, with its outcome if that is known."""
         found = [
             op.properties[OUTCOME]
             for op in self._store.query(OP_TOPIC, transaction)
@@ -206,7 +207,7 @@ class Transactions:
         what = f"it was {OUTCOMES[found[0]]}" if found else "the store knows no open transaction of this id"
         return TransactionError(f"transaction {transaction}: {what}", path=self._store._attached().root)
 
-    # --------------------------------------------------------------------------------------------- looking
+    # --------------------------------------------------------------------------------------------- the table
 
     def _table(self) -> TransactionTable:
         parts = self._store._attached()
@@ -280,7 +281,7 @@ class Transactions:
         return answer
 
     def _save(self, table: TransactionTable) -> None:
-        """Lets the next table begin behind what is ended."""
+        """Lets the next table begin behind the ended transactions."""
         table.catch_up()  # the ends of this turn
         half_offset, op_offset = table.begins()
         self._store.groups.commit(GROUP, HALF_TOPIC, 0, half_offset)
