@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cystore")
 
 _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
-_leavings: weakref.WeakSet[Leaving] = weakref.WeakSet()  # a thread that leaves a store keeps its own
+_leavings: weakref.WeakSet[Leaving] = weakref.WeakSet()  # a thread that leaves a store keeps its `Leaving`
 
 
 def open(  # noqa: A001 - the surface's name
@@ -68,8 +68,8 @@ def open(  # noqa: A001 - the surface's name
     """Attaches this process to the store in directory `path`; makes the store if it is missing.
 
     `settings` are fields of `StoreConfig`. They win over environment variables ``CYSTORE_<FIELD>``, and these over a
-    TOML file, which `config` or the variable CYSTORE_CONFIG names. A whole `StoreConfig` as `config` is taken as it
-    is.
+    TOML file, which `config` or the variable CYSTORE_CONFIG names. If `config` is a `StoreConfig`, it is used
+    unchanged.
 
     Any number of processes and threads may attach at once; ``exclusive=True`` refuses others, ``read_only=True``
     writes nothing. `progress(what, done, total)` is called during long recovery. Close the store, or use it as a
@@ -121,7 +121,8 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
     # ----------------------------------------------------------------------------------------- attachment
 
     def _attached(self) -> Attachment:
-        """The parts. A forked child gets its own here; so does a handle that reads alone when another process came."""
+        """The parts. A forked child gets new ones here; so does a handle that reads alone, after another process
+        came."""
         parts = self._parts
         if parts is not None:
             return parts
@@ -140,7 +141,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
                 self._leaving, self._dropped = leaving, dropped
                 self._start(private, [])
                 if isinstance(error, StoreError):
-                    check_place(private.root)  # which says that the directory was deleted, or moved
+                    check_place(private.root)  # raises if the directory was deleted or moved
                 raise
             dropped.cancel()
             housekeeper.unwatch(private)
@@ -148,7 +149,8 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
             return parts
 
     def _attach(self, instead: Attachment | None = None) -> Attachment:
-        """All or nothing: an unfinished attachment is left again, even if this object is dropped meanwhile."""
+        """Attaches completely or not at all: an unfinished attachment is left again, even if this object is dropped
+        meanwhile."""
         config = dataclasses.replace(self.config, create=False) if self._was_attached else self.config
         revive = weakly(self, MessageStore._revive)
         parts = attach(self.path, config, revive, self._progress, instead=instead)
@@ -168,7 +170,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
             except RuntimeError:
                 leaving.here()
             leaving.settle()
-            if isinstance(error, RuntimeError):  # Python says no more than that
+            if isinstance(error, RuntimeError):  # Python's only error for a thread that cannot start
                 raise StoreResourceError(f"cannot start the services: {error}", path=self.path) from error
             raise
         if parts.ground is not None:
@@ -178,7 +180,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         return parts
 
     def _revive(self) -> Appender:
-        """For an Appender that was detached: the one of the new attachment."""
+        """For an Appender that was detached: the Appender of the new attachment."""
         parts = self._attached()
         if parts.appender is None:
             raise StoreNotWritableError("the store is open for reading only", path=self.path)
@@ -212,7 +214,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
             start_service(name, parts, self.config, threads)
 
     def _forked(self) -> None:
-        """In a forked child: threads are gone, locks are the parent's. Only closes, never unlocks."""
+        """In a forked child, which has no threads, and whose locks are the parent's. Only closes, never unlocks."""
         self._lock = os_threads.RLock()
         self._dropped.cancel()
         parts, self._parts, self._private = self._parts or self._private, None, None
@@ -237,7 +239,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         log first, and marks the store clean. Views of bodies stay readable.
 
         Waits for calls of other threads that are inside the store. In a signal handler, or a finalizer, that interrupts
-        a call of the same thread, it returns at once; it takes effect when that call ends, which may raise
+        a call of the same thread, it returns at once. The store is then closed when that call ends; the call may raise
         StoreClosedError. An exception of a handler ends the wait, not the closing. Safe to call twice. Raises
         NotDurableError, after everything was released, when a part of the log may not be on disk.
         """
@@ -245,7 +247,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         below = leaving is not None and leaving.is_below()
         try:
             self._begin_to_leave(leaving)
-        except BaseException:  # a handler's exception, perhaps, which must not keep the store attached
+        except BaseException:  # perhaps a handler's exception, which must not keep the store attached
             self._begin_to_leave(leaving)
             raise
         if leaving is not None and not below:
@@ -303,14 +305,13 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
     ) -> PutResult:
         """Appends one message and returns its place.
 
-        `topic` is 1 to 127 of letters, digits, % | _ and -; `body` any bytes-like object of at most
-        max_message_size_bytes (anything but `bytes` is copied); `keys` are found by `query`, `tags` filters `get`,
-        both together with `properties` take at most 32,767 bytes. ``flush="sync"`` returns only when the message is
-        durable, ``"async"`` at once; the default is the setting flush_disk_type.
+        `topic` is 1 to 127 of letters, digits, % | _ and -; `body` is any bytes-like object of at most
+        max_message_size_bytes (anything but `bytes` is copied). `query` finds messages by `keys`, and `get` filters by
+        `tags`; both together with `properties` take at most 32,767 bytes. ``flush="sync"`` returns only when the
+        message is durable, ``"async"`` at once; the default is the setting flush_disk_type.
 
-        With a `delay_level` from 1 on (of message_delay_level; a higher one than the last is refused) the message waits
-        in SCHEDULE_TOPIC_XXXX, and the result describes it there, until it is due and a process delivers it
-        (`deliver`).
+        With a `delay_level` from 1 on (of message_delay_level; a level above the last is refused) the message waits in
+        SCHEDULE_TOPIC_XXXX until it is due and a process delivers it (`deliver`). The result describes its place there.
 
         From `expires_at_ms` on (ms since the epoch) reads leave the message out.
 
@@ -321,8 +322,8 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         lock that makes no progress, for example a stopped process.
 
         Raises MessageIllegalError, StoreFullError, StoreNotWritableError, PageCacheBusyError, StoreClosedError; with
-        sync flush also FlushFailedError and StoreTimeoutError, whose `results` hold the messages that were appended all
-        the same.
+        sync flush also FlushFailedError and StoreTimeoutError, whose `results` hold the messages that were appended
+        nevertheless.
         """
         if dedup_key is not None:
             if unique_key is not None or delay_level:
@@ -407,15 +408,15 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         """Reads up to `max_count` messages of a queue from `queue_offset` on (DefaultMessageStore.getMessage).
 
         `tags` keeps only messages with one of the tags of an expression like ``"A || B"``. `filter` keeps only those
-        that match a SQL92 expression over properties (text, or a `SqlFilter`), or for which a callable with the
-        message gives true; an error that it raises ends the call. A filtered call looks at `max_count` messages, at
-        least at 800, and continues at `next_offset`.
+        that match a SQL92 expression over properties (text, or a `SqlFilter`), or for which a callable with the message
+        gives true; an error that it raises ends the call. A filtered call examines `max_count` messages, but at least
+        800; the next call continues at `next_offset`.
 
-        `group` names the consumer group that reads: the call counts in `groups.reads`, for all processes.
+        `group` names the consumer group that reads: `groups.reads` of all processes counts the call.
 
-        A read sees everything that was appended before it. ``raw=True`` gives the records in one buffer and an array
-        of their offsets instead of objects. Raises CorruptRecordError when a record it would return is damaged,
-        FilterError for a filter that cannot be parsed, StoreConfigError for a name that is no group's.
+        A read sees everything that was appended before it. ``raw=True`` gives the records in one buffer and an array of
+        their offsets instead of objects. Raises CorruptRecordError when a record it would return is damaged,
+        FilterError for a filter that cannot be parsed, StoreConfigError for an invalid name of a group.
         """
         reader = self._attached().reader
         if group is None:
@@ -452,17 +453,17 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         return self._attached().commit_log.read(physical_offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The queue offset for a store timestamp: the lowest with exactly that one; else the nearer of the last
-        earlier and the first later message, the earlier one on a tie; the minimum before all of them, the last
-        message after all."""
+        """The queue offset for a store timestamp: the lowest with exactly that timestamp; else the nearer of the last
+        earlier and the first later message, the earlier one on a tie. A time before all messages gives the minimum, a
+        time after all of them the last message."""
         return self._attached().reader.offset_by_time(topic, queue_id, timestamp_ms)
 
     def scan(
         self, begin: int | None = None, end: int | None = None, *, filter: Filter | None = None
     ) -> Iterator[Message]:
         """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over.
-        What is cleaned meanwhile is left out and told in the log. `filter` as for `get`. Raises OffsetError where
-        `begin` is below the log's minimum, CorruptRecordError, FilterError."""
+        Records that are cleaned meanwhile are left out, with a warning in the log. `filter` as for `get`. Raises
+        OffsetError if `begin` is below the log's minimum, CorruptRecordError, FilterError."""
         wanted = None if filter is None else predicate(filter)
         messages = scan(self._attached, begin, end)
         return messages if wanted is None else (message for message in messages if wanted(message))

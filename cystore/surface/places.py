@@ -1,4 +1,4 @@
-"""Where messages are, and since when: message ids, the memory that holds them, times. Methods of MessageStore."""
+"""The places and times of messages: message ids, memory or disk, store timestamps. Methods of MessageStore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cystore.engine.log.ages import Ages
 
 
 class StorePlaces(ABC):
-    """The part of a `MessageStore` that tells the places of messages."""
+    """The methods of `MessageStore` for the places of messages."""
 
     __slots__ = ()
 
@@ -22,8 +22,8 @@ class StorePlaces(ABC):
     def _attached(self) -> Attachment: ...
 
     def read_by_id(self, message_id: MessageId | str) -> Message:
-        """The record with RocketMQ's message id (viewMessage). Raises MessageIllegalError for text that is none;
-        OffsetError if no record begins there, or one with another store host; CorruptRecordError."""
+        """The record with RocketMQ's message id (viewMessage). Raises MessageIllegalError for text that is no message
+        id; OffsetError if no record begins there, or if the record has another store host; CorruptRecordError."""
         return read_by_id(self._attached().commit_log, message_id)
 
     def earliest_time_ms(self, topic: str | None = None, queue_id: int = 0) -> int | None:
@@ -39,17 +39,17 @@ class StorePlaces(ABC):
 
     def latest(self, topic: str, key: str) -> Message | None:
         """The newest message of a compacted topic with `key` among its keys, whether it is in the log or only in the
-        compacted file. None if there is none, if that one has an empty body (which says that the key is gone), expired,
-        or was deleted with its topic.
+        compacted file. None if there is none, or if that message has an empty body (which deletes the key), has
+        expired, or was deleted with its topic.
 
         Unique keys do not count. Raises StoreConfigError for a topic that compacted_topics does not name,
-        CorruptRecordError when the compacted file cannot tell.
+        CorruptRecordError if the compacted file is too damaged to answer.
         """
         return self._attached().newest.latest(topic, key)
 
     def compacted(self, topic: str) -> Iterator[Message]:
-        """The newest message of each key of a compacted topic, in the order of the log; messages of several keys come
-        as long as they are the newest of one of them. Shows the state at the call. Needs about 50 bytes of memory a
+        """The newest message of each key of a compacted topic, in the order of the log. A message of several keys is
+        given as long as it is the newest of one of them. Shows the state at the call. Needs about 50 bytes of memory a
         key. Raises StoreConfigError as `latest` does."""
         return self._attached().newest.all_of(topic)
 

@@ -48,8 +48,8 @@ class StoreUpkeep(ABC):
         """Positions, counters of all processes since the first attach, puts and gets by the time they took
         (StoreStatsService).
 
-        Of this process alone are `get_found`, `get_missed`, `get_messages`, `queries`, `healed_entries`,
-        `mapped_files` and `mapped_bytes`.
+        `get_found`, `get_missed`, `get_messages`, `queries`, `healed_entries`, `mapped_files` and `mapped_bytes` are of
+        this process alone.
         """
         parts = self._attached()
         own = parts.reader.counters()  # first: it adds to those of all processes
@@ -78,7 +78,7 @@ class StoreUpkeep(ABC):
         self, up_to: int | None = None, *, progress: Callable[[str, int, int], None] | None = None
     ) -> Compacted:
         """Compacts the topics of the setting compacted_topics now, up to an offset of the log (default: its present
-        end; the log is made durable first): a file keeps the newest record of each key, for longer than the log does.
+        end): a file keeps the newest record of each key, for longer than the log does. Makes the log durable first.
 
         The services "compact" and "clean" do the same when there is enough to do, or before a segment is removed.
         `progress(what, done, total)` is called with bytes of the log. Raises StoreConfigError when the store compacts
@@ -96,9 +96,9 @@ class StoreUpkeep(ABC):
         return self._writable().compactor.run_once()
 
     def let_pages_go(self) -> None:
-        """Takes the pages of mapped files out of this process's memory (its resident size), whether it wrote or read
-        them. They stay in the page cache; the next touch is a page fault. For a process whose memory is limited:
-        shared pages count as its own."""
+        """Takes the pages of mapped files out of this process's memory (its resident size), both those it wrote and
+        those it read. They stay in the page cache; the next touch is a page fault. For a process whose memory is
+        limited: shared pages count as its own."""
         parts = self._attached()
         parts.commit_log.files.let_pages_go(parts.control.wrote)
 
@@ -122,15 +122,15 @@ class StoreUpkeep(ABC):
         return self._writable().remover.settle()
 
     def configure(self, **settings: Any) -> None:
-        """Changes the store's retention policy, for every process that has it open or opens it: it wins over their
-        own settings. Other delay levels hold from the next first open on. None takes a value away again. Raises
-        StoreConfigError."""
+        """Changes the store's retention policy, for every process that has it open or opens it: it wins over their own
+        settings. Changed delay levels apply from the next open while no other process has the store open. None removes
+        the store's value. Raises StoreConfigError."""
         configure(self._writable().manifest, settings)
 
     @property
     def settings(self) -> StoreConfig:
-        """The present settings. The store decides those that shape the files, and the retention policy; `config` has
-        the given ones."""
+        """The present settings. Settings that shape the files, and the retention policy, are the store's; `config` has
+        the given values."""
         return self._attached().cleaner.settings
 
     def hold(self, name: str, physical_offset: int, *, max_age_ms: int | None = None) -> Hold:
@@ -151,7 +151,7 @@ class StoreUpkeep(ABC):
         return self._attached().cleaner.holds.read()
 
     def archived(self) -> Archived | None:
-        """The archive mark; no clean removes the log from its `up_to` on. None: there is no archive, and no such hold.
+        """The archive mark; no clean removes the log from its `up_to` on. None: there is no archive, so no hold of it.
         Raises StoreFormatError if the mark cannot be read."""
         return self._attached().cleaner.archive.read()
 
@@ -218,7 +218,7 @@ class StoreUpkeep(ABC):
         return maintenance_of(self._writable())
 
     def used_disk_percent(self) -> float:
-        """The used part of the file system that holds the store, as `df` counts."""
+        """The used percentage of the file system that holds the store, as `df` counts."""
         return self._attached().cleaner.used_percent()
 
     def check_usable(self) -> None:
@@ -261,7 +261,7 @@ class StoreUpkeep(ABC):
             control.set_flag(flag)
 
     def believe_clock(self) -> None:
-        """The wall clock is right, an operator says: every process goes by it from now on, also after a jump
+        """For an operator who knows that the wall clock is right: every process uses it from now on, also after a jump
         (max_clock_jump_s)."""
         parts = self._writable()
         store_clock.believe(parts.control)

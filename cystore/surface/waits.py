@@ -17,7 +17,7 @@ KEY_SLICE_S = 1.0
 
 
 class StoreWaits(ABC):
-    """The part of a `MessageStore` that sleeps until something is there. Nothing here polls."""
+    """The methods of `MessageStore` that sleep until a message, an append or a key comes. None of them polls."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class StoreWaits(ABC):
     def _writable(self) -> Attachment: ...
 
     def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool:
-        """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. Not polling: an
+        """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. It does not poll: an
         append in any process wakes it."""
         until = monotonic_s() + wait_s(timeout_s)
         name = any_text("topic", topic)
@@ -70,8 +70,8 @@ class StoreWaits(ABC):
         """Helps to dispatch, as every read does, and returns the log position below which `get` and `query` see
         everything.
 
-        Behind a dispatcher that stands still that is less than the wrote position. A read-only handle may not
-        dispatch, but sees all that was acknowledged.
+        If another dispatcher stands still, that position is less than the wrote position. A read-only handle may not
+        dispatch, but sees all acknowledged messages.
         """
         parts = self._attached()
         parts.reader.help_dispatch()
@@ -80,7 +80,7 @@ class StoreWaits(ABC):
     def wait_log(self, physical_offset: int, timeout_s: float | None = None) -> bool:
         """Sleeps until the wrote position is beyond `physical_offset`: True; False after `timeout_s`.
 
-        With the wrote position of an earlier look no append can be missed: a later append makes the call return at
+        Give it the wrote position of an earlier look, and no append is missed: after a later append the call returns at
         once. `scan` finds the records, dispatched or not.
         """
         until = monotonic_s() + wait_s(timeout_s)
@@ -97,8 +97,9 @@ class StoreWaits(ABC):
 
     def ring_at_append(self, ring: Callable[[], None]) -> bool:
         """Lets a thread of this store call `ring` once, with the next append of any process; sometimes earlier. False
-        if no thread of this handle sleeps until an append: there was an append a moment ago, or the handle runs no
-        services. Then look again after a while. Register first, then look, then sleep: no append can be missed."""
+        if no thread of this handle sleeps until an append, because an append came a moment ago, or because the handle
+        runs no services. Then look again after a while. Register first, then look, then sleep: so no append is
+        missed."""
         return self._attached().sleepers.ring(ring, watches=False)
 
     def key_seen(self, key: str) -> int:
@@ -106,7 +107,7 @@ class StoreWaits(ABC):
         return self._attached().control.key_seq(_hash(key))
 
     def wait_key(self, key: str, seen: int, timeout_s: float | None = None) -> bool:
-        """Sleeps until `key_seen` of a key is not `seen` any more: True; False after `timeout_s`. Few other keys wake
+        """Sleeps until `key_seen` of a key is not `seen` any more: True; False after `timeout_s`. A few other keys wake
         it too."""
         until, number = monotonic_s() + wait_s(timeout_s), _hash(key)
         while True:
