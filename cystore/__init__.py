@@ -69,7 +69,7 @@ _EARLIER = {
 for _name, _now in _EARLIER.items():
     sys.modules.setdefault(_name, sys.modules[_now])
 
-# Names that need pyarrow, or that few programs use, and their modules.
+# Names that need pyarrow or that few programs use, with their modules.
 _LAZY = {
     "Consumer": "cystore.consumers.consumer",
     "Dispatcher": "cystore.arrivals.dispatcher",
@@ -78,7 +78,7 @@ _LAZY = {
     "to_arrow": "cystore.columns.arrow",
 }
 
-# Without these: `from cystore import *` works where pyarrow is not installed.
+# Without the names of `_LAZY`: `from cystore import *` works where pyarrow is not installed.
 __all__ = [
     "CorruptRecordError",
     "ElectionError",

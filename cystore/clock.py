@@ -14,13 +14,13 @@ _REALTIME_COARSE = 5  # of Linux; Python has no name for it
 
 
 def now_ms(of: Control | None = None) -> int:
-    """The time of a store, ms since the epoch: the wall clock, unless it jumped and is not believed. Without a store
-    the wall clock."""
+    """The time of a store, ms since the epoch: the wall clock, unless it jumped and is not believed. Without a store it
+    is the wall clock."""
     return time.time_ns() // 1_000_000 if of is None else store_clock.now_ms(of)
 
 
 def expiry_ms(of: Control) -> int:
-    """The time by which a store deletes: no later than `now_ms`, and never the first look at a clock alone."""
+    """The time by which a store deletes: no later than `now_ms`, and never by a first look at the clock alone."""
     return store_clock.expiry_ms(of)
 
 
@@ -30,7 +30,7 @@ def monotonic_s() -> float:
 
 
 def boottime_ms() -> int:
-    """A clock of this host that nobody can set, and that runs while the host sleeps, ms. Leases are measured by it."""
+    """A clock of this host that cannot be set, and that runs while the host sleeps, ms. Leases are measured by it."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 

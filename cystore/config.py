@@ -30,7 +30,7 @@ _COMPACTED_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\*?")
 
 
 class _Given:
-    """Holds the names that `from_mapping` was given or suggested, and where the given ones come from; the fields
+    """Holds the names that `from_mapping` was given or suggested, and the sources of the given ones; the fields
     themselves are the settings."""
 
     __slots__ = ("_names", "_sources", "_suggested")
@@ -99,19 +99,19 @@ class StoreConfig(_Given):
     damaged_range: Literal["keep", "truncate"] = "keep"  # RocketMQ truncates: acknowledged records are lost
     file_reserved_time_h: int = 72
     delete_when: str = "04"
-    compacted_topics: str = ""  # names with commas; "name*" is every topic that begins so
+    compacted_topics: str = ""  # names with commas; "name*" is every topic whose name begins with it
     roll_interval_h: int = 24  # RocketMQ has none: a small store would never fill a file, and so never expire
     max_clock_jump_s: int = 300  # RocketMQ believes every clock; see docs/clock.md
     disk_max_used_space_ratio: int = 75
     disk_space_clean_forcibly_ratio: int = 85
     disk_space_warning_level_ratio: int = 90
-    clean_file_forcibly_enable: bool = False  # RocketMQ: True; foreign files must not delete your messages
+    clean_file_forcibly_enable: bool = False  # RocketMQ: True; foreign files must not cost messages
     min_free_bytes: int = 0
     quarantine_reserved_time_h: int = 720  # copies of damaged bytes; RocketMQ keeps none
     quarantine_bytes_max: int = 4 * GIB
 
     broker_role: BrokerRole = "async_master"  # a role that is given stays the store's
-    ha_listen_port: int = 0  # RocketMQ: 10912; 0 serves no slaves: a store of one host opens no port
+    ha_listen_port: int = 0  # RocketMQ: 10912; 0: no slaves, so a store of one host opens no port
     ha_listen_host: str = "127.0.0.1"  # RocketMQ listens on every address
     ha_master_address: str = ""
     ha_send_heartbeat_interval_ms: int = 5_000
@@ -123,7 +123,7 @@ class StoreConfig(_Given):
     ha_tls_certificate_file: str = ""
     ha_tls_key_file: str = ""
     ha_tls_ca_file: str = ""
-    ha_allow_plain: bool = False  # RocketMQ: True; plain connections beyond this host have to be asked for
+    ha_allow_plain: bool = False  # RocketMQ: True; plain connections beyond this host need this setting
     slave_timeout_ms: int = 3_000
     ha_group: str = ""  # stores that elect their master in etcd: broker_role="elected"
     ha_member: str = ""
@@ -215,8 +215,8 @@ class StoreConfig(_Given):
         sources: dict[str, str] | None = None,
     ) -> StoreConfig:
         """A configuration from name/value pairs; unknown names are refused with the nearest known ones. `suggested`
-        values replace the defaults: a new store gets them, an existing one keeps its own. `sources` says for a name
-        where its value comes from."""
+        values replace the defaults: a new store gets them, an existing one keeps its own. `sources` has the source of
+        each name's value."""
         import difflib
 
         for name in settings:
@@ -232,7 +232,7 @@ class StoreConfig(_Given):
         return config
 
     def source(self, name: str) -> str:
-        """Where the value of a setting comes from: "argument", the name of an environment variable, of a file, or
+        """The source of a setting's value: "argument", the name of an environment variable or of a file, or
         "default"."""
         if not self.gives(name):
             return "default"
@@ -246,7 +246,8 @@ class StoreConfig(_Given):
 
     @classmethod
     def from_toml(cls, path: Path | str, **more: Any) -> StoreConfig:
-        """A configuration from the top level (or the table ``[cystore]``) of a TOML file; `more` wins over the file."""
+        """A configuration from the top level (or the table ``[cystore]``) of a TOML file. Values in `more` win over the
+        file."""
         return cls.from_mapping({**toml_settings(path), **more})
 
     @classmethod
@@ -372,7 +373,7 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     if kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise StoreConfigError(f"{name} must be a whole number, not {value!r}")
-        value = int.__int__(value)  # also for a subclass: the checked value is the used one
+        value = int.__int__(value)  # a subclass too becomes an int, so that the checked value is the used one
     elif kind is bool:
         if not isinstance(value, bool):
             raise StoreConfigError(f"{name} must be True or False, not {value!r}")

@@ -1,4 +1,4 @@
-"""Where the settings of a process come from: arguments (or a URL), the environment, a TOML file.
+"""The sources of a process's settings: arguments (or a URL), the environment, a TOML file.
 
 An argument wins over the environment, and the environment over the file. Settings that shape a store's files are the
 store's, so a value that contradicts one of them is refused (`store_settings.effective`).
@@ -16,7 +16,7 @@ from cystore.errors import StoreConfigError
 
 PREFIX = "CYSTORE_"
 FILE = "CYSTORE_CONFIG"  # names the TOML file
-ALIKE = 0.85  # a name that is so like a setting's is a misspelt one
+ALIKE = 0.85  # a name this similar to a setting's is a misspelt one
 
 
 def resolve(
@@ -28,7 +28,7 @@ def resolve(
     """The configuration of `arguments`, then of the environment, then of the TOML file `file` (without one, of the
     file that CYSTORE_CONFIG names). `arguments_source` is what `StoreConfig.source` gives for the arguments.
 
-    Raises StoreConfigError, which names the source, the setting, the value and what it may be.
+    Raises StoreConfigError, which names the source, the setting, the value and the allowed values.
     """
     surroundings = given_outside(file)
     if not surroundings:
@@ -79,8 +79,8 @@ def _checked(name: str, value: Any, source: str) -> Any:
 
 
 def _refuse_misspelt(name: str, variable: str) -> None:
-    """Other programs have variables with this prefix, too: Kubernetes makes CYSTORE_SERVICE_HOST for a service called
-    cystore."""
+    """Refuses only names that resemble a setting's. Other programs have variables with this prefix, too: Kubernetes
+    makes CYSTORE_SERVICE_HOST for a service called cystore."""
     import difflib
 
     near = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=ALIKE)

@@ -1,4 +1,4 @@
-"""The errors users see: one small tree. Each message names path, offset or field, and says what to do."""
+"""The errors that users see: one small tree. Each message names path, offset or field, and says what to do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import os
 class StoreError(Exception):
     """Base of every error that cystore raises by itself.
 
-    `path` and `offset` say where, if they apply. An error that is raised after the commit point of a put carries the
-    `results` (list of PutResult) of the messages that were appended all the same.
+    `path` and `offset` name the place, if they apply. An error that is raised after the commit point of a put has
+    `results` (list of PutResult): the messages that were appended nevertheless.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class StoreNotWritableError(StoreError):
 
 
 class StoreMovedError(StoreNotWritableError):
-    """The store's path names another directory now: somebody moved, deleted or replaced it under this process. Nothing
-    is written."""
+    """The store's path names another directory now: the directory was moved, deleted or replaced under this process.
+    Nothing is written."""
 
 
 class StoreIsSlaveError(StoreNotWritableError):
@@ -91,13 +91,13 @@ class NotAcknowledgingError(StoreNotWritableError):
 
 
 class ElectionError(StoreError):
-    """etcd cannot be reached, or has something under the group's name that is no group of cystore. It is not known
-    whether a change was made."""
+    """etcd cannot be reached, or its content under the group's name is not a group of cystore. A change may or may not
+    have been made."""
 
 
 class ReplicationError(StoreError):
-    """A master and its slave do not fit: other files, logs that differ, a range that is gone, a peer that does not
-    keep to the protocol. Nothing was appended."""
+    """A master and its slave do not fit: the lengths of their files or their logs differ, a range of the log is gone,
+    or the peer violates the protocol. Nothing was appended."""
 
 
 class TransactionError(StoreError):
@@ -106,7 +106,8 @@ class TransactionError(StoreError):
 
 
 class FencedError(StoreError):
-    """A step of a duty whose lease another process has got since. Nothing was done; the newer holder continues."""
+    """A step of a duty was refused, because another process has got the lease since. Nothing was done; the newer holder
+    continues."""
 
 
 class FlushFailedError(StoreError, OSError):
@@ -114,8 +115,8 @@ class FlushFailedError(StoreError, OSError):
 
 
 class NotDurableError(StoreError, OSError):
-    """`close` released everything, and the named part of the store may not be durable: a power cut now could lose it.
-    The cause is the error that stopped it."""
+    """`close` released everything, but the named part of the store may not be durable: a power cut now could lose it.
+    The cause is the error that prevented this."""
 
 
 class CorruptRecordError(StoreError):

@@ -1,8 +1,9 @@
 """Numbers of a store under Prometheus names, as text or for `prometheus_client` (StoreStatsService,
 BrokerStatsManager).
 
-Each number is of the store, not of a process: it comes from shared memory, whichever process counted it. So one process
-exports for all; several exporters give the same numbers. Prometheus computes rates over time: ``rate(...[1m])``.
+Each number is the store's and not a process's: it comes from shared memory, whichever process counted it. So one
+process exports for all processes, and several exporters give the same numbers. Rates over time are Prometheus's work:
+``rate(...[1m])``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Samples = list[tuple[dict[str, str], float]]
 
 
 class Metric(NamedTuple):
-    """One metric. A sample has labels and a value. The samples of a histogram are its buckets; each bucket includes the
-    lower buckets."""
+    """One metric. Its samples are labels and a value. The samples of a histogram are its buckets; each counts the
+    buckets below it too."""
 
     name: str
     kind: Kind
@@ -89,8 +90,8 @@ def metrics(store: MessageStore) -> list[Metric]:
 
 
 def _durations(what: str, latency: dict[str, int]) -> Metric:
-    """A histogram with RocketMQ's buckets. They count whole milliseconds, so the first bucket, 0 ms, ends at 1 ms. The
-    sum of all times is not counted."""
+    """A histogram with RocketMQ's buckets. They count whole milliseconds, so the first one, 0 ms, ends at 1 ms. The sum
+    of all times is not counted."""
     bounds = [1, *LATENCY_BOUNDS_MS[1:]]
     ends = [*(f"{bound / 1000:g}" for bound in bounds), "+Inf"]
     samples: Samples = []
@@ -142,8 +143,7 @@ def _most(numbers: list[int]) -> int:
     return max(numbers, default=0)
 
 
-# Name, kind, help; the field of each queue's reads in a group, the function for their total, the factor to Prometheus's
-# unit.
+# Name, kind, help; the field of the reads of each queue of a group, their total, its factor to Prometheus's unit.
 _OF_GROUPS: tuple[tuple[str, Kind, str, str, Callable[[list[int]], int], float], ...] = (
     ("cystore_group_get_total", "counter", "Reads that named the group.", "gets", sum, 1),
     ("cystore_group_get_messages_total", "counter", "Messages that these reads found.", "messages", sum, 1),
