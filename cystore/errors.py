@@ -86,8 +86,8 @@ class SlaveNotAvailableError(StoreError):
 
 class NotAcknowledgingError(StoreNotWritableError):
     """This elected master acknowledges no replicated put: its lease is over by its own clock, or the in-sync set has
-    fewer members than min_in_sync_replicas. Nothing was appended. Try again, or ask `cystore ha status` who is master
-    now."""
+    fewer members than min_in_sync_replicas. Nothing was appended. Try again, or put to the master that `cystore ha
+    status` names."""
 
 
 class ElectionError(StoreError):

@@ -351,7 +351,7 @@ def _begun(parts: Attachment, name: str, begin: str) -> tuple[Cursor, PlaceLocks
 
 
 def _write_begin(parts: Attachment, cursor: Cursor, begin: str) -> None:
-    """Under the lock."""
+    """Writes the first position. Under the lock."""
     position = parts.control.wrote if begin == LAST else parts.control.min_physical_offset
     write_position(parts, cursor, position)
 

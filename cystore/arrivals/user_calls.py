@@ -21,5 +21,5 @@ def call(function: Callable[..., object], *arguments: object) -> None:
     if inspect.iscoroutine(given):
         given.close()
         raise StoreConfigError(
-            f"{function!r} gave a coroutine, which nobody awaits: give a function that is not async"
+            f"{function!r} gave a coroutine, which no thread awaits: give a function that is not async"
         )

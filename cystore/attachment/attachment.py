@@ -173,7 +173,7 @@ class Attachment:
             os_threads.pause(0.001)
 
     def forked(self) -> None:
-        """In a forked child: `release`, whatever locks of Python the parent's other threads held at the fork."""
+        """`release` for a forked child, whatever locks of Python the parent's other threads held at the fork."""
         self.groups = self.once = None
         self.at_leave.clear()
         self.at_stop.clear()

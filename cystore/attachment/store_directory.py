@@ -38,7 +38,8 @@ def check_directory(root: Path, config: StoreConfig) -> None:
 
 
 def _check_is_there(root: Path) -> None:
-    """For create=false: an empty directory may be the mount point of a disk that is not mounted."""
+    """With create=false, refuses a missing store. An empty directory may be the mount point of a disk that is not
+    mounted."""
     if not root.is_dir() or not files.names(root) - {"lost+found"}:
         raise StoreFormatError(
             "there is no store here, and create=false forbids making one: the directory was moved or deleted, "

@@ -272,8 +272,8 @@ class Groups:
         tags: str | None = None,
         filter: Filter | None = None,
     ) -> GetResult:
-        """`get` from the group's offset on (the queue's minimum if it has none), which stays where it is: `commit`
-        the result's `next_offset` when the messages are processed. Waits up to `timeout_s` for a message
+        """`get` from the group's offset on (the queue's minimum if it has none). The group's offset does not move:
+        `commit` the result's `next_offset` when the messages are processed. Waits up to `timeout_s` for a message
         (PullRequestHoldService; None: for ever).
 
         An offset below the queue's minimum or beyond its end gives OFFSET_TOO_SMALL or OFFSET_OVERFLOW_BADLY, and

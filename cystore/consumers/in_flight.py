@@ -39,7 +39,7 @@ class QueueInFlight:
         self.next_offset = next_offset
 
     def give(self, deadline_s: float) -> Message | None:
-        """The next message for the program; None if there is none at hand."""
+        """The next message for the program; None if none is ready."""
         while self.again:
             offset = self.again.popleft()
             if offset in self.given:

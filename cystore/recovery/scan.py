@@ -39,7 +39,7 @@ def scan(
     progress: Progress | None = None,
     with_index: bool = True,
 ) -> ScanResult:
-    """The content of the store's files. Without `with_index` it leaves out the index.
+    """The content of the store's files; without `with_index` not that of the index.
 
     Calls `progress` with a word for the work, the finished bytes of log, and all bytes of log.
 

@@ -81,7 +81,7 @@ class Scrubber:
         self._queues, self._dispatcher = queues, dispatcher
 
     def run_once(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:
-        """Verifies about `max_bytes` of log with their entries in queues and index, from where the last slice ended.
+        """Verifies about `max_bytes` of log with their entries in queues and index, from the end of the last slice on.
 
         A new round begins at least `pause_ms` after the end of the last one. Raises StoreIOError if the disk cannot be
         read, and StoreTimeoutError if another process dispatches all the time: the slice is repeated next time.

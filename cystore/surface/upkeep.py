@@ -136,7 +136,7 @@ class StoreUpkeep(ABC):
     def hold(self, name: str, physical_offset: int, *, max_age_ms: int | None = None) -> Hold:
         """From now on no clean removes the log at `physical_offset` or behind it, until the hold moves or is released.
 
-        Records older than `max_age_ms` are removed all the same, with a warning, so a forgotten hold does not fill the
+        Records older than `max_age_ms` are removed nevertheless, with a warning, so a forgotten hold does not fill the
         disk. The answer contains the begin of the hold: the log's minimum if that is beyond `physical_offset`. Holds
         outlive processes. Raises StoreConfigError.
         """

@@ -180,7 +180,7 @@ class Transactions:
         table.catch_up()
 
     def _records(self, parts: Attachment, half: HalfMessage, outcome: str) -> list[Message]:
-        """The records that end a half message in this way. Raises TransactionError where the half message is gone."""
+        """The records that end a half message in this way. Raises TransactionError if the half message is gone."""
         if outcome == ROLLED_BACK:
             return [op_of(half, outcome)]
         try:

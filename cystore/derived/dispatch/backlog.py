@@ -28,8 +28,8 @@ HELP_WAIT_MS = 2  # for another dispatcher
 
 
 class BacklogKeeper:
-    """Dispatches when more than MAX_BYTES wait, or some have waited for MAX_AGE_S. The process that runs a service
-    calls `run_once` from its thread. It does not wait for another dispatcher at work."""
+    """Dispatches when more than MAX_BYTES are undispatched, or some bytes for longer than MAX_AGE_S. The process that
+    runs a service calls `run_once` from its thread. It does not wait for another dispatcher at work."""
 
     def __init__(self, control: Control, dispatcher: Dispatcher) -> None:
         self._control, self._dispatcher = control, dispatcher

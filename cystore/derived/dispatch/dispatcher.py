@@ -150,7 +150,7 @@ class Dispatcher:
     # ------------------------------------------------------------------- under the dispatch lock
 
     def _begin(self) -> int:
-        """Continues where the last dispatcher stopped, in whatever process."""
+        """Continues where the last dispatcher of any process stopped."""
         control = self._control
         position = control.dispatched
         if position < control.min_physical_offset:

@@ -374,7 +374,8 @@ class IndexFiles:
 
     @staticmethod
     def _continue(file: IndexFile, before: IndexFile) -> None:
-        """A file without entries begins and ends where the one before it ends, or nowhere if that was cleaned."""
+        """Gives a file without entries the begin and end of an empty one: both are the end of the file before it, or
+        zero if that was cleaned."""
         end = before.peek() or IndexHeader(0, 0, 0, 0, 0, 1)
         file.set_bounds(
             IndexHeader(

@@ -89,7 +89,7 @@ def outside(queue_offset: int, minimum: int, maximum: int, following: int) -> Ge
     if maximum <= queue_offset <= following:
         return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, [], queue_offset, minimum, maximum)
     if queue_offset > maximum:
-        # RocketMQ starts over where nothing was removed yet.
+        # RocketMQ starts over if nothing was removed yet.
         next_offset = following if minimum else 0
         return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, [], next_offset, minimum, maximum)
     return None

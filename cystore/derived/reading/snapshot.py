@@ -221,7 +221,7 @@ class LogSnapshot:
                     at = cut
 
     def begins_after(self, ranges: Iterable[LogRange], end_ms: int) -> Iterator[LogRange]:
-        """Without the segments whose first record is newer than every time before `end_ms`.
+        """The ranges without the segments whose first record is not older than `end_ms`.
 
         Only where we wrote the log: its store timestamps do not go back."""
         for part in ranges:
@@ -230,7 +230,7 @@ class LogSnapshot:
                 yield part
 
     def ends_before(self, ranges: Iterable[LogRange], begin_ms: int) -> Iterator[LogRange]:
-        """Without the segments behind which a segment begins that is older than `begin_ms`."""
+        """The ranges without each segment whose next segment begins before `begin_ms`."""
         for part in ranges:
             following = part.base + part.file_bytes
             first = self._first_timestamp(following) if following < self.end else None

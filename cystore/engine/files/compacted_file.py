@@ -146,8 +146,8 @@ class CompactedFile:
             self._checked = True
         if header is None or self.problem:
             raise CorruptRecordError(
-                f"the compacted file is damaged ({self.problem}); `cystore compact PATH` makes it anew from what is "
-                "left of it and from the log",
+                f"the compacted file is damaged ({self.problem}); `cystore compact PATH` makes it anew from its "
+                "intact records and the log",
                 path=self.path,
             )
         return header

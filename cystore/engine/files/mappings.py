@@ -46,7 +46,7 @@ class Mappings:
 
     @classmethod
     def of(cls, config: StoreConfig) -> Mappings:
-        """Within the settings and what the system allows."""
+        """The mappings of a store, within its settings and the limits of the system."""
         return cls(address_limit(config.mapped_bytes_max), mapping_limit())
 
     @staticmethod

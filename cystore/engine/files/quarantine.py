@@ -51,7 +51,7 @@ def put_aside(root: Path, pieces: Pieces, wanted: str) -> str:
     raise FileExistsError(f"{wanted} and {MAX_NAMES} more")
 
 
-# ------------------------------------------------------------------------------------------------ what lies there
+# ------------------------------------------------------------------------------------------------ the copies
 
 _NAME = re.compile(r"commitlog-(\d{20})-(\d{20})(?:\.\d{1,6})?")
 _OFFSET_MAX = (1 << 63) - 1

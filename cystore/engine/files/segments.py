@@ -55,7 +55,7 @@ class MappedFileQueue:
     `file_bytes` is the length of the first file found; a different configured length is reported once and not used.
     `mappings` keeps the mappings of all queues of files of a store within one budget. Of this queue it keeps at most
     those of the `max_mapped` files used last, and always those that are `needed`. A file that a view uses stays mapped
-    all the same. `is_sealed(end)` says that no process writes any more to a file with that end. Without `durable_names`
+    in any case. `is_sealed(end)` says that no process writes any more to a file with that end. Without `durable_names`
     files are made without waiting for the disk, and `sync_names` makes the names of all of them durable at once.
     `scattered`: accesses are scattered, so a page fault reads nothing ahead. A file of another length is refused. With
     Mode.PRIVATE `odd_files` gives the treatment by recovery: lengthened with zeros ("extend") or removed ("remove").
@@ -361,7 +361,7 @@ class MappedFileQueue:
         self._imagined = {}
 
     def forked(self) -> None:
-        """In a forked child, before `close`."""
+        """Makes the queue usable in a forked child, before `close`."""
         self._mappings.forked()
 
     def is_there(self, file: MappedFile) -> bool:

@@ -1,4 +1,4 @@
-"""RocketMQ's id of a stored message: where it is, in hexadecimal digits (MessageDecoder.createMessageId,
+"""RocketMQ's id of a stored message: its place, in hexadecimal digits (MessageDecoder.createMessageId,
 decodeMessageId)."""
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Allocator:
             return self._make_more_room(needed)
 
     def _make_more_room(self, needed: int) -> None:
-        """Under the housekeeping lock."""
+        """`make_room`, under the housekeeping lock."""
         if self._control.allocated >= needed:
             return
         self.keep_headroom()
@@ -136,7 +136,7 @@ class Allocator:
         except StoreFullError:
             self._allocate_up_to(
                 needed
-            )  # the disk has no room for a whole step: allocate only what this append needs
+            )  # the disk has no room for a whole step: allocate only for this append
 
     def _target(self, files_ahead: int = 1) -> int:
         """The end of the next step, at most `files_ahead` whole files ahead."""

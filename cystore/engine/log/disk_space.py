@@ -64,7 +64,7 @@ class DiskSpace:
         return bool(self._full()) != bool(self._control.flags & DISK_FULL)
 
     def check(self) -> None:
-        """For a put that was refused: raises StoreFullError unless there is space again."""
+        """Called for a refused put: raises StoreFullError unless there is space again."""
         if self._control.flags & DISK_FULL:
             self.watch()
             if self._control.flags & DISK_FULL:

@@ -220,7 +220,7 @@ class Flusher:
 
         `last_record` follows `wrote`: an append may be between the two stores, or was killed there. Then the walk
         continues from `last_record`; records there are published, so they are complete. Damage ends the walk: the bytes
-        up to `wrote` become durable all the same, and the watermark names the last record before the damage.
+        up to `wrote` become durable nevertheless, and the watermark names the last record before the damage.
         """
         control, segments = self._control, self._commit_log.files
         wrote, last_record = control.wrote, control.last_record

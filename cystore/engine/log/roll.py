@@ -54,7 +54,8 @@ class Roller:
             return end_segment(self._control, segment)
 
     def _is_due(self, base: int) -> bool:
-        """By the first record that can be read; a segment without one stays."""
+        """Whether the segment has to end, by its first readable record. A segment without a readable record does
+        not."""
         if base >= self._control.wrote:
             return False
         first_ms = self._ages.first_ms(base)

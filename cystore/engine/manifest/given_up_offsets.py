@@ -65,11 +65,12 @@ class GivenUp:
         return listed[-1][1] if listed else 0
 
     def merged(self, more: Iterable[GivenUpRange]) -> GivenUp:
-        """With `more` taken in."""
+        """These offsets and `more`, merged."""
         return GivenUp([*self, *more])
 
     def without_expired(self, minimums: Mapping[tuple[str, int], int]) -> GivenUp:
-        """Without the ranges that end below the lowest offset of the log's records of their queue (`minimums`)."""
+        """These offsets without the ranges that end below the lowest offset of their queue's records in the log
+        (`minimums`)."""
         return GivenUp(r for r in self if r.end >= minimums.get((r.topic, r.queue_id), 0))
 
 

@@ -66,7 +66,7 @@ class Facts:
     log_begin: int = -1
 
     def with_section(self, name: str, value: Any) -> Facts:
-        """With another value of a section; None removes it."""
+        """These facts with another value of a section; None removes it."""
         kept = {key: old for key, old in self.sections.items() if key != name}
         return replace(self, sections=kept if value is None else {**kept, name: value})
 
@@ -346,7 +346,8 @@ class Manifest:
         return self._facts
 
     def update(self, change: Callable[[Facts], Facts]) -> Facts:
-        """Makes `change` of the newest facts durable, and returns the facts. Nothing is written where nothing changes.
+        """Applies `change` to the newest facts, makes the result durable, and returns it. Writes nothing if nothing
+        changes.
 
         Raises StoreNotWritableError, StoreIOError, StoreFullError (for facts that outgrow their room on a full disk).
         """

@@ -74,7 +74,7 @@ class Removed:
         return self._by_queue.get(key, (0, 0))[1]
 
     def merged(self, more: Iterable[RemovedQueue]) -> Removed:
-        """With `more` taken in; of two rows for a queue the higher ends count."""
+        """These rows and `more`, merged; of two rows for a queue the higher ends count."""
         return Removed([*self, *more])
 
     def has_too_many(self, minimum: int) -> bool:

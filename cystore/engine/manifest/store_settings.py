@@ -153,8 +153,8 @@ def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
 
 
 def sources(config: StoreConfig, facts: Facts) -> dict[str, tuple[Any, str]]:
-    """Each setting with the value that a process with `config` has, and where it comes from: "store", or as
-    `StoreConfig.source` says."""
+    """Each setting with the value that a process with `config` has, and the value's source: "store", or that of
+    `StoreConfig.source`."""
     return {
         name: (facts.settings[name], "store")
         if name in facts.settings and name in (*SHAPE, *RETENTION)

@@ -107,7 +107,7 @@ class LogReader:
 
     @property
     def end(self) -> int:
-        """Behind the last file."""
+        """The log position behind the last file."""
         return self.bases[-1] + self.file_bytes if self.bases else 0
 
     @property
@@ -195,7 +195,7 @@ class LogReader:
         )
 
     def records(self, offset: int) -> Iterator[dict[str, Any]]:
-        """The valid records from `offset` on, up to the first place where none stands."""
+        """The valid records from `offset` on, up to the first place without one."""
         while True:
             found = self.record(offset)
             if found is not None:

@@ -277,7 +277,7 @@ class Compactor:
         failpoint("compact.old_gone")
         self._forget_deleted(deleted)
         if after is None:
-            raise StoreError("the compacted file was removed by somebody else", path=self._root)
+            raise StoreError("another process or program removed the new compacted file", path=self._root)
         log.info("%s: compacted up to %d: %d records", self._root, made.covered, made.records)
         return _result(after, chosen.table.looked_at, tuple(chosen.damaged))
 

@@ -228,7 +228,7 @@ class Carrier:
             queue_id += RUN_QUEUES
 
     def _last_due(self, queue_id: int, now_ms: int) -> int:
-        """When the last message of a run is due; 0 where none waits."""
+        """The due time of a run's last message; 0 if none waits."""
         slot = self._control.find_queue(SCHEDULE_TOPIC, queue_id)
         if slot < 0 or self._progress.offset(slot) >= self._control.queue_end(slot):
             return 0

@@ -98,7 +98,7 @@ class Scheduler:
     def _run(self, limit: int | None, until_s: float | None, *, wait: bool) -> Progress:
         control, done, now_ms = self._control, 0, clock.now_ms(self._control)
         if self._appender is None or not self._progress.slots() or control.flags & FLAG_SLAVE:
-            return Progress(0)  # a slave gets what its master delivered
+            return Progress(0)  # a slave gets its master's deliveries
         self._reader.help_dispatch()
         while limit is None or done < limit:
             left_ms = -1 if until_s is None else max(int((until_s - monotonic_s()) * 1000), 0)

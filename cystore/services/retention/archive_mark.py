@@ -212,7 +212,7 @@ def archived_of(content: object) -> Archived:
 
 
 def _format_of(content: Mapping[str, Any]) -> str:
-    """Earlier versions wrote Parquet only and no format."""
+    """The format; earlier versions wrote none, and only Parquet."""
     name = content.get("format", PARQUET)
     if name not in FORMATS:
         raise ValueError(f"{name!r} is not a format of an archive")
@@ -220,7 +220,7 @@ def _format_of(content: Mapping[str, Any]) -> str:
 
 
 def _table_of(content: Mapping[str, Any]) -> str:
-    """Only archives whose table is elsewhere name it."""
+    """The URL of the table. Only an archive whose table is elsewhere names it."""
     table = content.get("table", "")
     if not isinstance(table, str):
         raise ValueError(f"{table!r} is not the place of a table")
