@@ -306,8 +306,8 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         """Appends one message and returns its place.
 
         `topic` is 1 to 127 of letters, digits, % | _ and -; `body` is any bytes-like object of at most
-        max_message_size_bytes (anything but `bytes` is copied). `query` finds messages by `keys`, and `get` filters by
-        `tags`; both together with `properties` take at most 32,767 bytes. ``flush="sync"`` returns only when the
+        max_message_size_bytes (anything but `bytes` is copied). `query` finds messages by `keys`, `get` filters by
+        `tags`; keys, tags and `properties` together take at most 32,767 bytes. ``flush="sync"`` returns only when the
         message is durable, ``"async"`` at once; the default is the setting flush_disk_type.
 
         With a `delay_level` from 1 on (of message_delay_level; a level above the last is refused) the message waits in

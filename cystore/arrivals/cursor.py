@@ -72,7 +72,7 @@ def names(root: Path) -> list[str]:
 
 
 class Cursor:
-    """The cursor of one dispatcher, which exists."""
+    """The existing cursor of one dispatcher."""
 
     def __init__(self, parts: Attachment, name: str, *, write: bool) -> None:
         self.name, self.path = name, path_of(parts.root, name)

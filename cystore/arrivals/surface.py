@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StoreArrivals(ABC):
-    """The part of a `MessageStore` that is about messages as they come. Its modules are imported at their first use."""
+    """The methods of `MessageStore` for messages as they come. Its modules are imported at their first use."""
 
     __slots__ = ()
 

@@ -194,8 +194,8 @@ class Consumer:
 
     def retry(self, message: Message, *, delay_level: int = 0) -> bool:
         """Refuses a message: it comes again after a delay level, by default 3 + reconsume_times. It becomes a dead
-        letter if it came again `max_reconsume_times`, or at once with a negative level. False if the message is not
-        this consumer's any more.
+        letter if it already came again `max_reconsume_times` times, or at once with a negative level. False if the
+        message is not this consumer's any more.
 
         Raises the errors of `put`; then the message stays with this consumer.
         """

@@ -153,7 +153,7 @@ class RecoveryPlan:
     damaged_ranges: DamagedRanges
 
     def lines(self) -> list[str]:
-        """The plan for people, one thing a line."""
+        """The plan in words, for people, one fact a line."""
         log = self.scan.log
         out = [
             f"log {log.begin}..{log.end}, checked from {log.start}: {log.records} records, then {log.reason}",

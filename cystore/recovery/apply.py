@@ -46,7 +46,7 @@ BLOCK_BYTES = 4096
 
 
 class Apply:
-    """Does one plan on the store at `root`; `put_aside` are the names given in quarantine/."""
+    """Carries out one plan on the store at `root`; `put_aside` are the names of its copies in quarantine/."""
 
     def __init__(self, root: Path, plan: RecoveryPlan) -> None:
         self._root, self._plan = root, plan

@@ -74,7 +74,7 @@ class Duties:
         self._control.set_duty_word(_number(duty), word, value)
 
     def highest_token(self, duty: str) -> int:
-        """The highest token that a step was done with, or a lease given out with here; 0 before the first."""
+        """The highest token of all steps, and of all leases in the control block; 0 before the first."""
         return self._get(duty, _TOKEN)
 
     # ------------------------------------------------------------------------------- the lease in the control block

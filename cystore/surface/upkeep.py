@@ -166,9 +166,9 @@ class StoreUpkeep(ABC):
         return self._writable().cleaner.archive
 
     def clean_due(self) -> Progress:
-        """One turn of the service "clean": what `clean` does when its hour has come (delete_when) or the disk fills
-        up, at most ten segments; begins a new segment by time (roll_interval_h), and switches writing off on a full
-        disk."""
+        """One turn of the service "clean". In the hours of delete_when, or when the disk fills up, does the work of
+        `clean` for at most ten segments. Begins a new segment by time (roll_interval_h), and switches writing off on a
+        full disk."""
         return self._writable().cleaner.run_once()
 
     def flush_log(self) -> int:

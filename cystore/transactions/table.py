@@ -114,8 +114,8 @@ class TransactionTable:
             offset = found.next_offset
 
     def find(self, transaction: str, queue_offset: int | None = None) -> HalfMessage | None:
-        """The present half message of a transaction; None if it is ended, or unknown. Of several with one id (a
-        producer of RocketMQ may send one twice) the one at `queue_offset`, else the last one."""
+        """The present half message of a transaction; None if it is ended, or unknown. If several have one id (a
+        producer of RocketMQ may send one twice), the one at `queue_offset`, else the last one."""
         with self.lock:
             half = None if queue_offset is None else self._open.get(queue_offset)
             if half is not None and half.id == transaction:

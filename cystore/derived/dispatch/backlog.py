@@ -1,8 +1,8 @@
 """Keeps the undispatched part of the log small, because cleaning, readers and read-only handles pay for it.
 
-A service thread dispatches (`run_once`). A writer that is faster than it is slowed down when it asks for the next pages
-of the log: each time it dispatches a little more than the pages that it got last time (`relieve`). So no put waits for
-long. Appending never depends on dispatch: if dispatch stands still, the writer continues after a short wait.
+A service thread dispatches (`run_once`). A faster writer is slowed down when it asks for the next pages of the log:
+each time it dispatches a little more than the pages that it got last time (`relieve`). So no put waits for long.
+Appending never depends on dispatch: if dispatch stands still, the writer continues after a short wait.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Follower:
         return done
 
     def _turn(self) -> int:
-        """Does as many queues as there is time for; returns the number of removed files."""
+        """Handles as many queues as time allows; returns the number of removed files."""
         with self._control.held("clean"):
             return self._follow()
 

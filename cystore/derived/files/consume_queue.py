@@ -456,7 +456,8 @@ class ConsumeQueues:
         return None if slot < 0 else self.get(slot)
 
     def flush(self) -> None:
-        """Makes every entry dispatched by now durable. By one process at a time. Raises SyncFailedError."""
+        """Makes every entry dispatched by now durable. Only one process may call it at a time. Raises
+        SyncFailedError."""
         slots = kernel.queues_to_flush(self._control)
         if len(slots) < MANY_DIRTY or not self._sync_together(slots):
             for slot in slots:

@@ -531,7 +531,7 @@ def told_shape(path: Path, length: int) -> tuple[bool, tuple[int, int] | None]:
 
 
 def _shape_from_entries(data: mmap.mmap, length: int, header: IndexHeader) -> tuple[int, int] | None:
-    """Slots and capacity of a file whose settings are not known, from where its last entry stands.
+    """Slots and capacity of a file whose settings are not known, from the place of its last entry.
 
     The last entry holds the header's end offset; from its place follows the number of slots, and then its key hash
     must lead to a slot that holds an entry number, and the first entry must hold the header's begin offset.

@@ -173,8 +173,8 @@ def saved_position(root: Path) -> int:
 
 
 def _checksum(offsets: QueueOffsets) -> int:
-    """CRC-32C of the numbers: a flipped bit can turn one valid number into another. Taken piece by piece, so that
-    other threads run."""
+    """CRC-32C of the numbers: a flipped bit can turn one valid number into another. It is computed piece by piece, so
+    that other threads run."""
     value = crc32c(b"[")
     for table in (offsets.next, offsets.minimum):
         rows = _in_order(table)
@@ -265,7 +265,7 @@ def read_delay_offsets(
 ) -> DelayOffsets:
     """config/delayOffset.json, RocketMQ's or ours, or its copy; empty without both.
 
-    `check` raises ValueError for an impossible one. Damaged and impossible files are entered in `damaged`;
+    `check` raises ValueError for an impossible table. Damaged and impossible files are entered in `damaged`;
     StoreFormatError if both are.
     """
 

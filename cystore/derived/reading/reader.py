@@ -418,9 +418,9 @@ class Reader:
     # --------------------------------------------------------------------------------------- by time
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The queue offset for a store timestamp: the lowest with exactly that one, else the nearer of the last
+        """The queue offset for a store timestamp: the lowest with exactly that timestamp, else the nearer of the last
         earlier and the first later message, the earlier one on a tie. An empty queue gives its minimum, an unknown
-        one 0.
+        queue 0.
 
         The whole queue is searched; RocketMQ searches one file, chosen by its modification time. Source:
         ConsumeQueue.getOffsetInQueueByTime.

@@ -1,4 +1,5 @@
-"""A log as it stands at one moment, for readers that work beside the store: in other processes, later, on ranges of it.
+"""The state of a log at one moment, for readers that work beside the store: in other processes, or later, on ranges of
+it.
 
 The log below the published end never changes, except that the cleaner removes whole segments. So a reader needs no
 attachment: it gets the names of the segments, the begins of records, and the holes.
@@ -86,7 +87,7 @@ def runs_of(ranges: Iterable[LogRange]) -> tuple[LogRun, ...]:
 
 
 class LogSnapshot:
-    """Bounds of a log when this was made; the methods ask the queues, so they need the store open."""
+    """Bounds of a log when this was made; the methods read the queues, so the store must be open."""
 
     def __init__(
         self,

@@ -64,7 +64,7 @@ def parse_checkpoint(data: bytes) -> CheckpointFields:
 
 
 def render_checkpoint(fields: CheckpointFields) -> bytes:
-    """The bytes of a checkpoint that says `fields`."""
+    """The bytes of a checkpoint with these fields."""
     data = bytearray(FILE_BYTES)
     for name, f in _FIELDS.items():
         data[f.at : f.at + f.width] = getattr(fields, name).to_bytes(f.width, "big", signed=not f.unsigned)

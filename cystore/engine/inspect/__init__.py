@@ -1,4 +1,4 @@
-"""A store seen from outside: is it one, which version, its numbers.
+"""A store seen from outside: whether it is one, its version, its numbers.
 
 May import `cystore.engine.log` and what is below it: docs/architecture.md.
 """

@@ -1,4 +1,5 @@
-"""The decisions of recovery that need no disk. Pure functions; docs/recovery.md says which crash each one answers."""
+"""The decisions of recovery that need no disk. Pure functions; docs/recovery.md names the crash that each decision
+answers."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class Compactor:
     # -------------------------------------------------------------------------------------------- turns
 
     def run_once(self) -> Progress:
-        """A turn over the full segments, if it is due, and no other process has one."""
+        """Makes a turn over the full segments, if it is due and no other process makes one."""
         if not self.topics or not self.is_due():
             return Progress(0)
         before = self.covered()
