@@ -82,10 +82,10 @@ class Attachment:
     dispatchers: dict[str, object] = field(default_factory=dict)  # of the program, by name
     at_stop: list[Callable[[], object]] = field(
         default_factory=list
-    )  # when the services are asked to end; none fails
+    )  # called when the services are asked to end; must not fail
     at_leave: list[Callable[[], object]] = field(
         default_factory=list
-    )  # before a writer detaches; errors of the store are logged
+    )  # called before a writer detaches; errors of the store are logged
 
     def let_cleaned_go(self) -> None:
         """Ends the mappings of cleaned segments. A private view does not know which segments were cleaned: it ends all
@@ -108,7 +108,7 @@ class Attachment:
             folders.check_place(self.root)
         except StoreMovedError:
             if self.appender is not None:
-                self.appender.forget_segment()  # the next put asks for it, and is refused
+                self.appender.forget_segment()  # the next put asks for the segment, and is refused
             raise
 
     def look_while_quiet(self) -> None:

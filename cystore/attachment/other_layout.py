@@ -202,7 +202,7 @@ class Beside:
         assert commit_log is not None
         if words.wrote > control.wrote:
             control.allocated = words.wrote
-            control.wrote = words.wrote  # before the queues count the records, as an append has it
+            control.wrote = words.wrote  # set before the queues count the records, as an append does
         if self._walked < words.wrote:
             try:
                 self._count(control, commit_log, words.wrote)

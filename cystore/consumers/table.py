@@ -72,7 +72,7 @@ OPENING, ADDING, SAVING = (1 << 40) + 1, (1 << 40) + 2, (1 << 40) + 3
 ROWS, LEASES, MEMBERS, BEGINNINGS = 1 << 41, 1 << 42, 1 << 43, 1 << 60
 MEMBERS_MAX = 4096  # of one topic and group
 LOOK_S = 0.005  # between two looks at a byte lock that another process has
-COUNT_WAIT_S = 0.5  # of a get, for the lock of the row that counts it
+COUNT_WAIT_S = 0.5  # the wait of a get for the lock of the row that counts it
 NOT_COUNTED_S = 10.0  # after such a wait gets are not counted for this time
 
 

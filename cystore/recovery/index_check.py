@@ -54,7 +54,7 @@ class IndexCheck:
         if not self._log.bases:
             return IndexScan(0, drop=(*(reader.path for reader in readers), *strange))
         if strange and not self._abnormal and all(knows_its_shape(path) for path in strange):
-            # After a clean close files of another shape that contain entries are right.
+            # After a clean close the entries are right, if the shape of each file can be found.
             return IndexScan(dispatched)
         through = min(self._known_through(readers, end, dispatched), dispatched, end)
         through = min(through, self._first_gap(readers, through))

@@ -98,7 +98,7 @@ class Cleaner:
         self.holds = HoldTable(control, manifest)
         self.log = LogCleaner(control, commit_log, policy, manifest)
         self._told_paused = ""
-        self._undispatched_go = False  # of this clean
+        self._undispatched_go = False  # whether this clean removes undispatched records
         self._uncompacted_from: int | None = None  # the covered offset that was reported
         self._stalled_at: int | None = None  # the archived offset at which a full disk was reported
 

@@ -15,7 +15,7 @@ from cystore.system.threads import os_threads
 
 QUIET_S = 1.0  # without an append, before a thread sleeps until the next one
 SLEEP_MS = (
-    5000  # of the watching thread: it also looks for appends whose process was killed before it woke anybody
+    5000  # of the watching thread: it also looks for appends whose process was killed before it woke a thread
 )
 RING_S = 60.0  # the longest sleep of a thread that another one rings for
 LITTLE_BYTES = (

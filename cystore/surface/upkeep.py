@@ -52,7 +52,7 @@ class StoreUpkeep(ABC):
         this process alone.
         """
         parts = self._attached()
-        own = parts.reader.counters()  # first: it adds to those of all processes
+        own = parts.reader.counters()  # first: this call adds them to the counters of all processes
         return {
             **store_stats(parts.control),
             **own,

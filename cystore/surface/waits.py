@@ -51,7 +51,7 @@ class StoreWaits(ABC):
             if slot < 0 or appended or control.read_only:
                 control.wait_append(seen, left_ms)
             else:
-                control.wait_queue(slot, queue_offset, left_ms)  # appends to other queues let it sleep
+                control.wait_queue(slot, queue_offset, left_ms)  # appends to other queues do not wake it
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset of the next append to a queue, dispatched or not: every earlier message has a lower one. 0

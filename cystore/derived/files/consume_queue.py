@@ -172,7 +172,7 @@ class ConsumeQueue:
             self.files.forget_all()
             if self.ext is not None:
                 self.ext.files.forget_all()
-            self._removals = removals  # last: another thread must not take the mappings for new ones before
+            self._removals = removals  # last, so that no other thread takes the old mappings for new ones
         return removals
 
     def allocate(self, position: int) -> None:
@@ -315,7 +315,7 @@ class ConsumeQueue:
         """
         control, slot = self._control, self.slot
         if self.min_offset < self.max_offset:
-            return 0  # a message came since
+            return 0  # a message was appended since
         control.set_queue_allocated(slot, -1)
         control.count_queue_removal(slot)
         failpoint("queue.removal_begun")

@@ -23,7 +23,7 @@ from cystore.layout import CONSTANTS, QUEUE_ENTRY
 
 QUEUES_REMEMBERED = 4096
 
-SEARCHED_ENTRIES = 65_536  # of a queue that are made at once to find a time among them
+SEARCHED_ENTRIES = 65_536  # entries of a queue that are made at once for a search by time
 HOLE_ENTRY_SIZE = CONSTANTS["HOLE_ENTRY_SIZE"][0]
 
 Queue = tuple[bytes, int]

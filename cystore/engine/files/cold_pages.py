@@ -36,7 +36,7 @@ class ColdPages:
         self._held_bytes = held_bytes
         self._segment: MappedFile | None = None
         self._before = b""  # a byte for each page: the cache had it
-        self._page = 0  # the first that the scan has not given back
+        self._page = 0  # the first page that the scan has not given back
 
     def at(self, segment: MappedFile, position: int, wrote: int) -> None:
         """The scan is about to read at a log position inside of `segment`."""

@@ -47,7 +47,7 @@ class Ages:
             segment_end = base + self._commit_log.file_bytes
             found = self._search(base, min(segment_end, self._control.wrote))
             if segment_end > self._control.wrote:
-                return found  # it is appended to
+                return found  # the segment is still appended to
             self._behind_damage = {
                 b: ms for b, ms in self._behind_damage.items() if b >= self._control.min_physical_offset
             }

@@ -139,7 +139,7 @@ class LogPass(LogVisitor):
         if weak and reader is not None and reader.bases:
             expected = reader.below(start)
         elif weak and (start == self._reader.begin or record.key in self._about.removed):
-            expected = -1  # its earlier records may be gone with the log's start, its entries with the queue
+            expected = -1  # earlier records may be gone with the log's start, entries with the queue's files
         slot = self.scanner.add_queue(
             record.key[0].encode(),
             record.key[1],

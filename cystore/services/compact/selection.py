@@ -33,7 +33,7 @@ class Selection:
         gone = [(topic.encode(), end) for topic, end in deleted.items()]
         self.table = LatestTable([name.encode() for name in topics], seeds, gone)
         self.damaged: list[str] = []  # descriptions of the damage that was stepped over
-        self.end = 0  # of the log that was looked at
+        self.end = 0  # the end of the examined part of the log
         self.before: CompactedFile | None = None
         self._log = commit_log
         self._segments: dict[int, MappedFile] = {}

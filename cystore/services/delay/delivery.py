@@ -74,7 +74,7 @@ class Scheduler:
         self._progress, self._reader, self._flusher, self._config = progress, reader, flusher, config
         self._appender = appender
         self._waiting_queues = waiting
-        # Of a queue's slot: the message that comes next, its due time as the queue has it, and checked against the
+        # By a queue's slot: the next message, its due time by the queue's entry, and its due time after a check of the
         # record.
         self._waiting: dict[int, tuple[int, int | None, int]] = {}
         self._transfer = None if appender is None else Transfer(progress, appender)
