@@ -175,8 +175,8 @@ class StoreConfig(_Given):
         for name in names:
             if not _COMPACTED_TOPIC.fullmatch(name):
                 raise StoreConfigError(
-                    f"compacted_topics: {name!r} is no topic (1 to 127 of letters, digits, %, |, _ and -) and no "
-                    "beginning of one followed by *"
+                    f"compacted_topics: {name!r} must be a topic (1 to 127 of letters, digits, %, |, _ and -), or "
+                    "the beginning of one followed by *"
                 )
         if len(self.compacted_topics) > COMPACTED_TOPICS_MAX:
             raise StoreConfigError(

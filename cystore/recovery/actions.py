@@ -45,7 +45,7 @@ class MoveLogFile:
 
 @dataclass(frozen=True)
 class RemoveLogFile:
-    """Unlink an all-zero commit log file that does not follow the files before it without a gap."""
+    """Unlink an all-zero commit log file that has a gap before it."""
 
     base: int
 
