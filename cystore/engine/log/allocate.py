@@ -97,7 +97,8 @@ class Allocator:
 
     @contextlib.contextmanager
     def headroom_lent(self) -> Iterator[None]:
-        """Gives the reserved space to a write on a full disk; reserves it again afterwards, or before the log grows."""
+        """Gives the reserved space to a write on a full disk. `keep_headroom` reserves it again before the log
+        grows."""
         self._has_headroom = False
         files.remove(self._commit_log.files.root / HEADROOM_NAME, durable=False)
         yield
