@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cystore import clock
 from cystore._native.memory.control import Control
@@ -35,9 +36,11 @@ from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError, StoreError, StoreTimeoutError
 from cystore.services.compact.selection import Report, Selection, matches
 from cystore.system import files
-from cystore.system.key_lock import NameLocks
 from cystore.system.ranges.new_file import new_file
 from cystore.system.threads import os_threads
+
+if TYPE_CHECKING:
+    from cystore.system.key_lock import NameLocks
 
 log = logging.getLogger("cystore")
 
@@ -193,6 +196,8 @@ class Compactor:
             return self._turn(before, limit, report)
 
     def _turns(self) -> NameLocks:
+        from cystore.system.key_lock import NameLocks  # here: most stores compact nothing
+
         with self._lock:
             if self._locks is None:
                 self._locks = NameLocks(self._root / "config" / LOCK_NAME)
