@@ -57,7 +57,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.ha", "replication: a master ships its log, slaves append it at the same offsets"),
     ("cystore.ha.election", "the master of a group is elected in etcd"),
     ("cystore.attachment", "one process's access to one store: attach, its parts, detach"),
-    ("cystore.arrivals", "who follows the log as it grows: named dispatchers, listeners, asyncio"),
+    ("cystore.arrivals", "followers of the growing log: named dispatchers, listeners, asyncio"),
     ("cystore.consumers", "consumer groups: shared offsets, lag, consumers that divide the queues"),
     ("cystore.transactions", "half messages: begin, commit, roll back, and asking what became of one"),
     ("cystore.once", "messages that are put once: the second put of a key gives the first one's place"),

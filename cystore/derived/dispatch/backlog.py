@@ -23,7 +23,7 @@ MAX_AGE_S = 0.4
 TURN_BYTES = 4 * 1024 * 1024
 BOUND_BYTES = 64 * 1024 * 1024
 HELP_BYTES = BOUND_BYTES // 2  # a writer helps from here on
-HELP_TURN_BYTES = 512 * 1024  # dispatched by a put, some 1 ms: twice what it got
+HELP_TURN_BYTES = 512 * 1024  # dispatched by a put, some 1 ms: twice what it then appends
 HELP_WAIT_MS = 2  # for another dispatcher
 
 

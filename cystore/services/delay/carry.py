@@ -4,7 +4,7 @@ removed.
 A carried message waits in SCHEDULE_TOPIC_XXXX as before. Its property DELAY_DUE is its due time, so the wait does not
 begin anew. Its property DELAY_SOURCE names the message that it replaces, like that of a delivered message. So carrying
 is a delivery into another queue of the level: under the same lock, counted in the same way, exactly once even if
-processes are killed (delivered.py).
+processes are killed (delivery_progress.py).
 
 A queue of delayed messages is delivered in its order, so that must be the order of due times. A carried message is due
 before younger ones of its level, so it goes to another queue of the level, a *run*: the first one whose last message is

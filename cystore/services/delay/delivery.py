@@ -5,7 +5,7 @@ A delivered message names its source, so a kill at any point delivers nothing tw
 away than its level waits, whereas RocketMQ takes that for a clock that was set back and delivers early.
 
 A kill leaves delivered, uncounted messages behind the position that the batch noted before its first append. The next
-delivery counts them first (delivered.py).
+delivery counts them first (delivery_progress.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Transfer out of a queue of delayed messages: appends copies of them under the deliver lock.
 
-Each copy names its source, so after a kill the next process finds in the log which messages have left (delivered.py).
+Each copy names its source. So after a kill the next process finds in the log which messages have left
+(delivery_progress.py).
 """
 
 from __future__ import annotations
