@@ -24,6 +24,7 @@ FOLDER = "compacted"
 HEADER_BYTES = 4096
 FORMAT = 1
 SEED_BYTES = 32
+NUMBER_MAX = (1 << 63) - 1
 TRIES = 100  # another process may remove a file between a listing and an open
 
 
@@ -174,24 +175,46 @@ def path_of(root: Path, number: int) -> Path:
     return root / FOLDER / file_name(number)
 
 
+def next_number(root: Path) -> int:
+    """The number of the file that is made next. Raises StoreFormatError if a foreign file has the last one."""
+    listed = numbers(root)
+    if listed and listed[-1] >= NUMBER_MAX:
+        raise StoreFormatError(
+            "no compacted file of this store has such a number; move it away", path=path_of(root, listed[-1])
+        )
+    return listed[-1] + 1 if listed else 0
+
+
 def open_newest(root: Path, known: CompactedFile | None = None) -> CompactedFile | None:
-    """The file in force; None without one. Returns `known` if that file is still in force. Raises StoreError."""
+    """The file in force: the newest one whose header is intact, else the newest one; None without one. Returns `known`
+    if that file is still in force. Raises StoreError."""
     for _ in range(TRIES):
         listed = numbers(root)
         if not listed:
             return None
         if known is not None and known.number == listed[-1]:
             return known
-        path = path_of(root, listed[-1])
         try:
-            with files.opened(path) as fd, files.translated(path):
-                length = os.fstat(fd).st_size
-            if length == 0:  # a foreign program cut it; nothing can be mapped
-                return CompactedFile(path, listed[-1], MappedFile.anonymous(0, HEADER_BYTES, path))
-            with files.translated(path):
-                file = files.map_file(path, 0, length, writable=False, sealed=True)
-            return CompactedFile(path, listed[-1], file)
+            newest = _open(root, listed[-1])
+            for number in reversed(listed[:-1]):
+                if newest.header is not None:
+                    break
+                older = _open(root, number)
+                if older.header is not None:
+                    return older
+            return newest
         except StoreIOError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
     raise StoreIOError("the compacted files change faster than one can be opened", path=root / FOLDER)
+
+
+def _open(root: Path, number: int) -> CompactedFile:
+    path = path_of(root, number)
+    with files.opened(path) as fd, files.translated(path):
+        length = os.fstat(fd).st_size
+    if length == 0:  # a foreign program cut it; nothing can be mapped
+        return CompactedFile(path, number, MappedFile.anonymous(0, HEADER_BYTES, path))
+    with files.translated(path):
+        file = files.map_file(path, 0, length, writable=False, sealed=True)
+    return CompactedFile(path, number, file)

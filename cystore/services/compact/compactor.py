@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,24 +20,35 @@ from cystore._native.memory.control import Control
 from cystore._native.record.checksum import crc32c
 from cystore._native.system.failpoint import failpoint
 from cystore.engine.files.compacted_file import (
+    FOLDER,
     HEADER_BYTES,
     SEED_BYTES,
     CompactedFile,
     Header,
+    next_number,
     numbers,
     open_newest,
     path_of,
     render_header,
 )
 from cystore.engine.files.progress import Progress
+from cystore.engine.files.quarantine import put_aside
+from cystore.engine.files.segments import base_of_name
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.removal import Need
 from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.engine.manifest.store_settings import Policy
-from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError, StoreError, StoreTimeoutError
+from cystore.errors import (
+    CorruptRecordError,
+    OffsetError,
+    StoreConfigError,
+    StoreError,
+    StoreFormatError,
+    StoreTimeoutError,
+)
 from cystore.services.compact.selection import Report, Selection, matches
 from cystore.system import files
-from cystore.system.ranges.new_file import new_file
+from cystore.system.ranges.new_file import NewFile, new_file
 from cystore.system.threads import os_threads
 
 if TYPE_CHECKING:
@@ -91,11 +103,12 @@ class Compactor:
     def covered(self) -> int:
         """The offset up to which the log is covered: 0 without a file, or if it is damaged or for other topics."""
         found = self.newest()
-        if found is None or found.header is None or self._lacks_topics(found.header):
+        if found is None or found.header is None or self.lacks_topics(found.header):
             return 0
         return found.header.covered
 
-    def _lacks_topics(self, header: Header) -> bool:
+    def lacks_topics(self, header: Header) -> bool:
+        """Whether a file was made before one of the topics was compacted."""
         return not set(self.topics) <= set(header.topics.split(","))
 
     def need(self) -> Need | None:
@@ -139,7 +152,7 @@ class Compactor:
 
     def _forget_deleted(self, applied: dict[str, int]) -> None:
         """Forgets deletions whose records are neither in the new file nor in the log."""
-        gone = {topic for topic, end in applied.items() if end <= self._control.min_physical_offset}
+        gone = {topic for topic, end in applied.items() if end < self._control.min_physical_offset}
         if gone:
             self._enter_deleted(
                 lambda known: {
@@ -189,7 +202,8 @@ class Compactor:
         with self._turns().held("compaction", wait_s):
             limit = self._limit() if up_to is None else min(up_to, self._limit())
             before = self.newest()
-            self._remove_below(before)
+            if before is not None and before.header is not None:
+                self._remove_below(before)
             if before is not None and before.header is not None and before.header.covered >= limit \
                     and before.header.topics == ",".join(self.topics) and self._is_whole(before):  # fmt: skip
                 return _result(before, 0, ())
@@ -239,17 +253,20 @@ class Compactor:
         begin, leave_out_from = minimum, None
         if header is not None and self.was_cut(header):
             leave_out_from = minimum
-        elif header is not None and not self._lacks_topics(header):
+        elif header is not None and not self.lacks_topics(header):
             begin = max(header.covered, minimum)
         seeds = os.urandom(SEED_BYTES)
         deleted = self.deleted()
         chosen = Selection(self._log, topics, deleted, seeds)
-        if before is not None and not chosen.take_file(before, leave_out_from):
+        whole = before is None or chosen.take_file(before, leave_out_from)
+        if not whole:
             begin = minimum  # the log may still have the damaged records
         chosen.take_log(begin, max(begin, limit), report)
         chosen.table.sort()
-        number = 0 if before is None else before.number + 1
-        with new_file(self._root, path_of(self._root, number), HEADER_BYTES) as out:
+        number = next_number(self._root)
+        if before is not None and not (whole and leave_out_from is None and before.number == number - 1):
+            self._put_aside()
+        with self._new_file(number) as out:
             buffer, filled = bytearray(BUFFER_BYTES), 0
             now_ms = clock.now_ms(self._control)
             while (place := chosen.table.next) >= 0:
@@ -278,7 +295,8 @@ class Compactor:
             out.write_at(0, render_header(made))
         failpoint("compact.published")
         after = self.newest()
-        self._remove_below(after)
+        if after is not None:
+            self._remove_below(after)
         failpoint("compact.old_gone")
         self._forget_deleted(deleted)
         if after is None:
@@ -286,10 +304,37 @@ class Compactor:
         log.info("%s: compacted up to %d: %d records", self._root, made.covered, made.records)
         return _result(after, chosen.table.looked_at, tuple(chosen.damaged))
 
-    def _remove_below(self, kept: CompactedFile | None) -> None:
+    @contextmanager
+    def _new_file(self, number: int) -> Iterator[NewFile]:
+        """The next file. Raises StoreFormatError if its name is taken by something else, a folder for example."""
+        path = path_of(self._root, number)
+        try:
+            with new_file(self._root, path, HEADER_BYTES) as out:
+                yield out
+        except FileExistsError as error:
+            raise StoreFormatError(
+                "the next compacted file needs this name; move away what has it", path=path
+            ) from error
+
+    def _put_aside(self) -> None:
+        """Copies the files to quarantine/, because the next one may lack records that they have: their part of the log
+        was cut or lost, or they are damaged."""
+        for entry in files.entries(self._root / FOLDER, sizes=True):
+            path = self._root / FOLDER / entry.name
+            length = files.size_of(entry)
+            if base_of_name(entry.name) is not None and entry.is_file() and length:
+                name = put_aside(self._root, [(path, 0, length)], f"compacted-{entry.name}")
+                log.warning(
+                    "%s: the log was cut, or this file is damaged. The next compacted file may lack records "
+                    "of it; quarantine/%s is a copy",
+                    path,
+                    name,
+                )
+
+    def _remove_below(self, kept: CompactedFile) -> None:
         """Removes files that a newer one replaced."""
         for number in numbers(self._root):
-            if kept is not None and number < kept.number:
+            if number < kept.number:
                 files.remove(path_of(self._root, number))
 
 

@@ -12,9 +12,9 @@ from cystore._native.record.argument_checks import text
 from cystore._native.record.message import Message, message_at
 from cystore.derived.reading.reader import Reader
 from cystore.derived.reading.request import stored_topic
-from cystore.engine.files.compacted_file import SEED_BYTES, CompactedFile
+from cystore.engine.files.compacted_file import SEED_BYTES, TRIES, CompactedFile
 from cystore.engine.log.commit_log import CommitLog
-from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreConfigError
+from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreConfigError, StoreError
 from cystore.services.compact.compactor import Compactor
 from cystore.services.compact.selection import Selection, matches
 
@@ -36,7 +36,7 @@ class Newest:
         self._control, self._log = control, commit_log
         self._reader, self._compactor = reader, compactor
         self._file: CompactedFile | None = None
-        self._looked_at_minimum = -1
+        self._looked_at: tuple[int, tuple[str, ...]] = (-1, ())
 
     def latest(self, topic: str, key: str) -> Message | None:
         """See MessageStore.latest."""
@@ -58,14 +58,21 @@ class Newest:
             )
 
     def _in_log(self, topic: str, key: str) -> Message | None:
-        """The newest message in the log. The query also finds unique keys, which do not count here."""
+        """The newest message in the log. The query also finds unique keys, which do not count here. Raises
+        CorruptRecordError if a damaged record may be a newer one."""
         count = AT_ONCE
         while True:
             found = self._reader.query(topic, key, count, with_expired=True)
             for message in found:
                 if key in message.keys:
+                    offset = message.physical_offset or 0
+                    for error in found.damaged:
+                        if error.offset is None or error.offset > offset:
+                            raise error
                     return message
             if len(found) < count:
+                if found.damaged:
+                    raise found.damaged[0]
                 return None
             count *= 8
 
@@ -91,12 +98,13 @@ class Newest:
     def _file_in_force(self) -> CompactedFile | None:
         """A file that covers everything that was cleaned. Lists the folder if the log's minimum is beyond the known
         file."""
-        minimum = self._control.min_physical_offset
+        minimum, topics = self._control.min_physical_offset, self._compactor.topics
         file = self._file
-        stale = file is None or file.header is None or file.header.covered < minimum
-        if stale and minimum != self._looked_at_minimum:
+        header = None if file is None else file.header
+        stale = header is None or header.covered < minimum or self._compactor.lacks_topics(header)
+        if stale and self._looked_at != (minimum, topics):
             self._file = file = self._compactor.newest()
-            self._looked_at_minimum = minimum
+            self._looked_at = minimum, topics
         return file
 
     def _is_in_history(self, message: Message) -> bool:
@@ -124,12 +132,26 @@ class Newest:
         """See MessageStore.compacted."""
         stored_topic(topic)
         self._check_topic(topic)
+        for _ in range(TRIES):
+            minimum = self._control.min_physical_offset
+            chosen = self._choose(topic, minimum)
+            if (
+                self._control.min_physical_offset == minimum
+            ):  # else a clean took records before they were seen
+                return (message for message in chosen.messages() if not self._is_gone(message))
+        raise StoreError(
+            "cleaning removes segments faster than they can be read", path=self._log.files.directory
+        )
+
+    def _choose(self, topic: str, begin: int) -> Selection:
+        """The newest record of each key, from the file in force and the log from `begin` on."""
         chosen = Selection(self._log, (topic,), self._compactor.deleted(), os.urandom(SEED_BYTES))
         file, wrote = self._compactor.newest(), self._control.wrote
-        begin = self._control.min_physical_offset
         if file is not None:
             header = file.header
-            trusted = header is not None and not self._compactor.was_cut(header)
+            trusted = not (
+                header is None or self._compactor.was_cut(header) or self._compactor.lacks_topics(header)
+            )
             if (
                 chosen.take_file(file, None if trusted or header is None else begin)
                 and trusted
@@ -137,4 +159,4 @@ class Newest:
             ):
                 begin = max(begin, header.covered)
         chosen.take_log(begin, wrote)
-        return (message for message in chosen.messages() if not self._is_gone(message))
+        return chosen

@@ -130,8 +130,9 @@ def test_a_part_that_fails_fails_the_body_and_calls_its_error_callbacks(fleet, t
     with pytest.raises(ChordError, match=r"Dependency .* raised SpecialError\('a part'\)"):
         alone(fleet, result).get(timeout=PATIENCE_S)
     assert result.state == states.FAILURE
-    wait_until(told.exists, "the error callback ran")
-    assert told.read_text() == result.id
+    wait_until(
+        lambda: told.exists() and told.read_text() == result.id, "the error callback wrote the id of the body"
+    )
     store = fleet.backend.store
     wait_until(lambda: "DONE" in steps(store, result.parent.id), "the chord is done")
 

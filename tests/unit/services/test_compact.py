@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 
 import pytest
 
@@ -13,6 +14,7 @@ from cystore import Message
 from cystore.engine.files.compacted_file import HEADER_BYTES, numbers, path_of
 from cystore.verify import verify
 from tests.support.small_stores import SETTINGS, open_small
+from tests.unit.derived.test_online_damage import BODY_AT, flip
 
 TOPIC = "state"
 EXPIRED = {"compacted_topics": "state,many-*", "file_reserved_time_h": 0}
@@ -294,3 +296,111 @@ def test_records_of_a_log_that_was_cut_are_gone(tmp_path, grows):
             assert found_in(store) == {"b": b"kept"}
             assert store.latest(TOPIC, "a") is None
             assert store.compact().keys == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 5000])
+def test_a_foreign_file_with_a_higher_number_takes_nothing_away(tmp_path, content):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"1", keys=["k"])
+        fill_log(store)
+        store.clean()
+        path_of(tmp_path, 77).write_bytes(content)
+        assert bytes(store.latest(TOPIC, "k").body) == b"1"
+        store.compact()
+        assert numbers(tmp_path) == [78]
+        assert bytes(store.latest(TOPIC, "k").body) == b"1"
+    aside = [path.read_bytes() for path in (tmp_path / "quarantine").glob("compacted-*77")]
+    assert aside == ([content] if content else [])
+
+
+def test_a_compacted_file_behind_a_lost_log_is_kept_aside(tmp_path):
+    """The log is as if it had been cut, so its records count no more; a person may still want the file."""
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"0", keys=["k0"])
+        fill_log(store)
+        store.clean()
+        store.compact()
+    (before,) = [path_of(tmp_path, number).read_bytes() for number in numbers(tmp_path)]
+    shutil.rmtree(tmp_path / "commitlog")
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"9", keys=["k9"])
+        store.flush()
+        store.compact()
+    assert before in [path.read_bytes() for path in (tmp_path / "quarantine").glob("compacted-*")]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_name_that_is_taken_is_a_typed_error(tmp_path, make):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"1", keys=["k"])
+        store.flush()
+        store.compact()
+        taken = path_of(tmp_path, numbers(tmp_path)[-1] + 1)
+        make(taken)
+        store.put(TOPIC, b"2", keys=["k"])
+        store.flush()
+        with pytest.raises(cystore.StoreFormatError, match="move away") as error:
+            store.compact()
+        assert error.value.path == taken
+        assert bytes(store.latest(TOPIC, "k").body) == b"2"
+
+
+def test_a_foreign_file_with_the_last_number_is_a_typed_error(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"1", keys=["k"])
+        store.flush()
+        store.compact()
+        path_of(tmp_path, (1 << 63) - 1).touch()
+        store.put(TOPIC, b"2", keys=["k"])
+        store.flush()
+        with pytest.raises(cystore.StoreFormatError, match="move it away"):
+            store.compact()
+
+
+def test_an_open_handle_learns_that_a_topic_is_compacted_since(tmp_path):
+    with open_small(tmp_path, **{**EXPIRED, "compacted_topics": "a"}) as store:
+        store.put("a", b"a", keys=["k"])
+        store.put("b", b"b", keys=["k"])
+        fill_log(store)
+        store.compact()
+        assert store.latest("a", "none") is None
+        store.configure(compacted_topics="a,b")
+        assert [bytes(message.body) for message in store.compacted("b")] == [b"b"]
+        store.compact()
+        store.clean()
+        assert bytes(store.latest("b", "k").body) == b"b"
+        assert [bytes(message.body) for message in store.compacted("b")] == [b"b"]
+
+
+def test_a_clean_during_the_walk_hides_nothing(tmp_path, monkeypatch):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"1", keys=["a"])
+        fill_log(store)
+        store.compact()
+        store.put(TOPIC, b"2", keys=["a"])
+        store.put(TOPIC, b"3", keys=["b"])
+        fill_log(store)
+        newest = store._attached().compactor.newest
+        cleaned = []
+
+        def before_a_clean():
+            found = newest()
+            if not cleaned:
+                cleaned.append(True)
+                monkeypatch.undo()
+                cleaned.append(store.clean().segments)
+            return found
+
+        monkeypatch.setattr(store._attached().compactor, "newest", before_a_clean)
+        assert [bytes(message.body) for message in store.compacted(TOPIC)] == [b"2", b"3"]
+        assert cleaned[1]
+
+
+def test_a_damaged_newest_record_is_not_passed_over(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"older", keys=["k"])
+        at = store.put(TOPIC, b"newer", keys=["k"]).physical_offset
+        store.dispatch()
+        flip(tmp_path, at + BODY_AT)
+        with pytest.raises(cystore.CorruptRecordError):
+            store.latest(TOPIC, "k")
