@@ -147,7 +147,9 @@ class Compactor:
     def delete_topic(self, topic: str, end: int) -> None:
         """From now on the topic's records below an offset of the log are not found, and the next turn leaves them
         out."""
-        if matches(self.topics, topic):
+        if (
+            matches(self.topics, topic) or self.newest() is not None
+        ):  # the file may have it of an earlier setting
             self._enter_deleted(lambda known: {**known, topic: max(end, known.get(topic, 0))})
 
     def _forget_deleted(self, applied: dict[str, int]) -> None:

@@ -63,6 +63,7 @@ class Selection:
         while at < end:
             damaged = self._log.damaged_ranges.covering(at)
             if damaged is not None:
+                self.damaged.append(f"[{damaged[0]}, {damaged[1]}) of the log")  # logged when it was found
                 self.end = at = damaged[1]
                 continue
             if report is not None:

@@ -404,3 +404,28 @@ def test_a_damaged_newest_record_is_not_passed_over(tmp_path):
         flip(tmp_path, at + BODY_AT)
         with pytest.raises(cystore.CorruptRecordError):
             store.latest(TOPIC, "k")
+
+
+def test_a_topic_that_is_deleted_while_it_is_not_compacted_is_gone(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"old", keys=["k"])
+        store.flush()
+        store.compact()
+        store.configure(compacted_topics="many-*")
+        store.delete_topic(TOPIC)
+        fill_log(store)
+        store.clean()
+        store.configure(compacted_topics=EXPIRED["compacted_topics"])
+        assert store.latest(TOPIC, "k") is None
+        store.compact()
+        assert list(store.compacted(TOPIC)) == []
+
+
+def test_a_turn_names_the_damage_that_was_found_before(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        at = store.put(TOPIC, b"newer", keys=["k"]).physical_offset
+        flip(tmp_path, at + BODY_AT)
+        store.put(TOPIC, b"other", keys=["l"])
+        store.dispatch()
+        fill_log(store)
+        assert store.compact().damaged != ()
