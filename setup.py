@@ -62,7 +62,8 @@ LIBRARIES: dict[str, list[str]] = {
     "filters": [],
     "append": [],
     "derived": [],
-    "read": [],
+    "scan": [],
+    "lookup": [],
 }
 
 # The whole set of Cython directives; files carry none of their own.

@@ -12,7 +12,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cystore._native.read.get_result import GetResult
+from cystore._native.lookup.get_result import GetResult
 from cystore._native.record.message import Message, PutResult
 from cystore.config import StoreConfig
 from cystore.engine.inspect.message_id import MessageId
@@ -63,6 +63,7 @@ __version__ = RELEASE
 # Pickles that an earlier release made name these modules: processes of both releases exchange them during an upgrade.
 _EARLIER = {
     "cystore._native.message": "cystore._native.record.message",
+    "cystore._native.read.get_result": "cystore._native.lookup.get_result",
     "cystore.result": "cystore.results",
     "cystore.stats": "cystore.engine.inspect.stats",
 }

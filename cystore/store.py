@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cystore._native.append.appender import Appender
 from cystore._native.append.put import put_function
-from cystore._native.read.get_result import GetResult
-from cystore._native.read.key_reader import QueryResult
-from cystore._native.read.queue_reader import get_function, read_function
+from cystore._native.lookup.get_result import GetResult
+from cystore._native.lookup.key_reader import QueryResult
+from cystore._native.lookup.queue_reader import get_function, read_function
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message, PutResult
 from cystore._native.system.descriptor import AtDrop

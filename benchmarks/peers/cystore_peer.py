@@ -14,7 +14,7 @@ from typing import Any
 import cystore
 from benchmarks.suite import workload
 from benchmarks.suite.workload import TAG, TOPIC, Job, Measure
-from cystore._native.read.log_walk import BLANK, LIMIT, LogWalker
+from cystore._native.scan.log_walk import BLANK, LIMIT, LogWalker
 
 WARM_UP = 20_000
 AROUND_BODY_BYTES = 91 + 10 + 64

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore._native.read.log_walk import LogWalker
+from cystore._native.scan.log_walk import LogWalker
 from cystore.columns import arrow
 from cystore.derived.reading.snapshot import LogRange
 from cystore.system import files

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cystore._native.read.get_result import GetResult
+from cystore._native.lookup.get_result import GetResult
 from cystore._native.record.argument_checks import any_text, whole
 from cystore._native.record.message import Message
 from cystore.arrivals.queue_watch import QueueWatch, Watched

@@ -13,7 +13,7 @@ from cystore.attachment.interrupted_close import weakly
 from cystore.errors import StoreConfigError
 
 if TYPE_CHECKING:
-    from cystore._native.read.get_result import GetResult
+    from cystore._native.lookup.get_result import GetResult
     from cystore.arrivals.aio import AsyncStore
     from cystore.arrivals.dispatchers import Dispatchers
     from cystore.arrivals.listeners import ArrivingListener

@@ -18,10 +18,10 @@ from typing import Any, Literal, Protocol, get_args
 import pyarrow as pa
 
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read import columns as kernel
-from cystore._native.read.columns import ColumnReader
-from cystore._native.read.log_walk import LogWalker
 from cystore._native.record.record import STATUS_NAMES
+from cystore._native.scan import columns as kernel
+from cystore._native.scan.columns import ColumnReader
+from cystore._native.scan.log_walk import LogWalker
 from cystore.derived.reading.snapshot import LogRange
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError, StoreFormatError
 from cystore.store import MessageStore

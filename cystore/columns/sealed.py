@@ -16,11 +16,11 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from cystore._native.read import columns as kernel
-from cystore._native.read.columns import ColumnReader
-from cystore._native.read.log_walk import MORE, LogWalker
 from cystore._native.record import record
 from cystore._native.record.record import STATUS_NAMES
+from cystore._native.scan import columns as kernel
+from cystore._native.scan.columns import ColumnReader
+from cystore._native.scan.log_walk import MORE, LogWalker
 from cystore.columns.arrow import ReadSettings, damaged, new_reader, taken
 from cystore.columns.object_store import ObjectStore, in_parallel
 from cystore.derived.files.consume_queue import DIRECTORY as QUEUES

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from cystore import clock
-from cystore._native.read.get_result import GetResult
+from cystore._native.lookup.get_result import GetResult
 from cystore._native.record.argument_checks import whole
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s, wait_s

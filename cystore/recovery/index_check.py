@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cystore._native.derived import index_chains
-from cystore._native.read import log_walk
 from cystore._native.record.properties import find_property
+from cystore._native.scan import log_walk
 from cystore.config import StoreConfig
 from cystore.derived.files.index import SLOT_BYTES
 from cystore.engine.files.checkpoint import CheckpointFields

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore._native.read import log_walk
+from cystore._native.scan import log_walk
 from cystore.config import StoreConfig
 from cystore.engine.files.quarantine import QuarantinedCopy, kept, kept_of
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges

@@ -11,7 +11,7 @@ from cystore.config import StoreConfig
 from cystore.consumers.surface import StoreConsumers
 
 if TYPE_CHECKING:
-    from cystore._native.read.key_reader import QueryResult
+    from cystore._native.lookup.key_reader import QueryResult
     from cystore.transactions.half import HalfMessage
     from cystore.transactions.transactions import Check, Checked
 

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from cystore._native.read.get_result import GetResult
+from cystore._native.lookup.get_result import GetResult
 from cystore._native.record.message import Message
 from cystore.errors import CorruptRecordError
 from cystore.layout import HALF_TOPIC, OP_TOPIC

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore._native.read import log_walk
+from cystore._native.scan import log_walk
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.files.index import DIRECTORY as INDEX
 from cystore.engine.manifest.manifest import read_damaged_ranges, read_removed

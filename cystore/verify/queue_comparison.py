@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore._native.read import log_walk
+from cystore._native.scan import log_walk
 from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.engine.manifest.removed_queues import Removed

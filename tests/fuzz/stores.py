@@ -17,9 +17,9 @@ import cystore
 from cystore import StoreError, layout
 from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits, TagFilter
+from cystore._native.lookup import key_reader, many_keys, tail, tail_table
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read import key_reader, many_keys, tail, tail_table
 from cystore._native.record.window import LogWindow
 from cystore.errors import CorruptRecordError, MessageIllegalError, StoreFormatError
 from tests.fuzz import records

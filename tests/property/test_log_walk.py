@@ -16,7 +16,7 @@ from tests.oracle.record import Blank, NotValid, Record
 from tests.oracle.recovery import next_valid
 from tests.support.property.strategies import damage, logs
 
-log_walk = pytest.importorskip("cystore._native.read.log_walk", reason="the kernels are not built")
+log_walk = pytest.importorskip("cystore._native.scan.log_walk", reason="the kernels are not built")
 
 EVERYTHING = 2**62
 TAIL_BYTES = 4096

@@ -112,7 +112,7 @@ def _places(source: str) -> list[int]:
 
 @pytest.mark.parametrize("suffix", [".py", ".pyx", ".pxd"])
 def test_a_planted_place_is_found(suffix):
-    path = max(files(suffix, under="cystore/_native/read" if suffix != ".py" else "cystore/verify"))
+    path = max(files(suffix, under="cystore/_native/lookup" if suffix != ".py" else "cystore/verify"))
     lines = path.read_text().splitlines()
     for planted in PLANTED:
         middle = len(lines) // 2

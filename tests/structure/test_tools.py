@@ -80,7 +80,7 @@ def test_a_redis_that_does_not_start_says_why(monkeypatch):
     [
         "cystore/_native/append.c:12:3: warning: unused variable 'x' [-Wunused-variable]",
         "warning: cystore/_native/derived/index.pyx:3:4: Unreachable code",
-        "performance hint: cystore/_native/read/log_walk.pyx:9:1: Exception check will always require the GIL",
+        "performance hint: cystore/_native/scan/log_walk.pyx:9:1: Exception check will always require the GIL",
     ],
 )
 def test_warnings_of_our_sources_are_seen(line):

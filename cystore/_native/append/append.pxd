@@ -154,7 +154,7 @@ cdef inline bint move_wrote(control_block* block, int64_t to) noexcept nogil:
     records."""
     if to <= block.wrote:
         return False
-    store_i64(&block.wrote, to)  # release: the records; acquire in Control.wrote, queue.pyx, cystore/_native/read
+    store_i64(&block.wrote, to)  # release: the records; acquire in Control.wrote, queue.pyx, cystore/_native/lookup
     return True
 
 

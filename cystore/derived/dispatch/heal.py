@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import logging
 
+from cystore._native.lookup import tail as tail_kernel
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read import tail as tail_kernel
 from cystore._native.record.window import LogWindow
 from cystore.derived.dispatch.resume import DamageSearch
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues

@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from cystore._native.read import log_walk
+from cystore._native.scan import log_walk
 from cystore.engine.files.quarantine import copy_name, pieces_of, put_aside
 from cystore.engine.files.segments import Mode
 from cystore.engine.log.commit_log import CommitLog

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from cystore import clock
+from cystore._native.lookup.counts import ReadCounts
+from cystore._native.lookup.key_reader import QueryResult, find_messages
+from cystore._native.lookup.many_keys import find_many
+from cystore._native.lookup.tail import TailKeys
 from cystore._native.memory.control import Control
-from cystore._native.read.counts import ReadCounts
-from cystore._native.read.key_reader import QueryResult, find_messages
-from cystore._native.read.many_keys import find_many
-from cystore._native.read.tail import TailKeys
 from cystore._native.record.argument_checks import text, whole
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from cystore._native.read.key_reader import QueryResult
+from cystore._native.lookup.key_reader import QueryResult
 from cystore._native.record.argument_checks import text
 from cystore._native.record.message import Message
 from cystore.errors import CorruptRecordError, MessageIllegalError

@@ -16,12 +16,12 @@ from typing import Any
 
 from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits
+from cystore._native.lookup.counts import ReadCounts, now_ms
+from cystore._native.lookup.get_result import GetResult
+from cystore._native.lookup.key_reader import KeyReader, QueryResult
+from cystore._native.lookup.queue_reader import QueueReader
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read.counts import ReadCounts, now_ms
-from cystore._native.read.get_result import GetResult
-from cystore._native.read.key_reader import KeyReader, QueryResult
-from cystore._native.read.queue_reader import QueueReader
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow

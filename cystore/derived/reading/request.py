@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cystore._native.derived.queue import TagFilter
 from cystore._native.filters.program import FilterProgram
-from cystore._native.read.get_result import GetResult
+from cystore._native.lookup.get_result import GetResult
 from cystore._native.record.argument_checks import any_text
 from cystore._native.record.message import Message
 from cystore.errors import CorruptRecordError, OffsetError

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cystore._native.derived.queue import entry_at
+from cystore._native.lookup import tail as kernel
+from cystore._native.lookup.tail import TailKeys
+from cystore._native.lookup.tail_table import TailTable
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read import tail as kernel
-from cystore._native.read.tail import TailKeys
-from cystore._native.read.tail_table import TailTable
 from cystore._native.record.window import LogWindow
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.layout import CONSTANTS, QUEUE_ENTRY

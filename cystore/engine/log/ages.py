@@ -10,7 +10,7 @@ from __future__ import annotations
 from cystore import clock
 from cystore._native.memory import store_clock
 from cystore._native.memory.control import Control
-from cystore._native.read import log_walk
+from cystore._native.scan import log_walk
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read import log_walk
+from cystore._native.scan import log_walk
 from cystore.errors import StoreIOError
 from cystore.system import files
 from cystore.system.ranges import unreadable_ranges

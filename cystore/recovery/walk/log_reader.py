@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cystore._native.read import log_walk
 from cystore._native.record import record
+from cystore._native.scan import log_walk
 from cystore._native.system import log_files
 from cystore._native.system.descriptor import Descriptor
 from cystore.engine.files.segments import OURS, base_of_name, file_name

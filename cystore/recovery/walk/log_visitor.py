@@ -6,8 +6,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from cystore._native.read import log_walk
 from cystore._native.record.record import STATUS_NAMES
+from cystore._native.scan import log_walk
 from cystore.recovery.walk.log_reader import GONE, Finder, LogReader, Walk
 from cystore.recovery.walk.queue_reader import QueueReader
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore._native.read import log_walk
+from cystore._native.scan import log_walk
 from cystore.derived.files.consume_queue import DIRECTORY, ENTRY_BYTES
 from cystore.engine.files.segments import base_of_name, file_name
 from cystore.layout import CONSTANTS, QUEUE_ENTRY

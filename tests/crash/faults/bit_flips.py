@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cystore
 from cystore._native.derived import index as index_kernel
-from cystore._native.read import log_walk
+from cystore._native.scan import log_walk
 from cystore.engine.files.checkpoint import parse_checkpoint
 from cystore.errors import CorruptRecordError, OffsetError
 from tests.crash import images

@@ -12,7 +12,7 @@ import pytest
 from tests.oracle.columns import Wanted
 from tests.oracle.log import Log
 
-kernel = pytest.importorskip("cystore._native.read.columns", reason="the kernels are not built")
+kernel = pytest.importorskip("cystore._native.scan.columns", reason="the kernels are not built")
 
 NAMES = tuple(kernel.COLUMN_BITS)
 

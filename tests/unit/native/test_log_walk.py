@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from cystore._native.read import log_walk
+from cystore._native.scan import log_walk
 from tests.oracle import queue
 from tests.oracle.index import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile, build
 from tests.oracle.log import lay_out

@@ -14,9 +14,10 @@ import cystore
     [
         (b"ccystore.result\nGetStatus\np0\n(VFOUND\np1\ntp2\nRp3\n.", cystore.GetStatus.FOUND),
         (b"ccystore._native.message\nMessage\np0\n.", cystore.Message),
+        (b"ccystore._native.read.get_result\nGetResult\np0\n.", cystore.GetResult),
         (b"ccystore.stats\nQueueRange\np0\n.", cystore.QueueRange),
     ],
-    ids=["status", "message", "queue range"],
+    ids=["status", "message", "get result", "queue range"],
 )
 def test_an_earlier_release_named_other_modules(stored, meant):
     assert pickle.loads(stored) is meant

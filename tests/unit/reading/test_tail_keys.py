@@ -10,8 +10,8 @@ import threading
 import pytest
 
 import cystore
-from cystore._native.read import tail
-from cystore._native.read.tail import TailKeys
+from cystore._native.lookup import tail
+from cystore._native.lookup.tail import TailKeys
 from tests.support.small_stores import LOG_BYTES, open_small
 from tests.unit.derived.test_online_damage import BODY_AT, flip
 

@@ -11,8 +11,8 @@ import pytest
 
 import cystore
 from cystore._native.derived.queue import entry_at
+from cystore._native.lookup.tail_table import TailTable
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read.tail_table import TailTable
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.reading.tail import TailReader
 from cystore.engine.log.commit_log import CommitLog

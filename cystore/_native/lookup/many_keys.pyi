@@ -1,7 +1,7 @@
 from typing import Any
 
+from cystore._native.lookup.key_reader import QueryResult
 from cystore._native.memory.control import Control
-from cystore._native.read.key_reader import QueryResult
 from cystore._native.record.window import LogWindow
 
 def find_many(

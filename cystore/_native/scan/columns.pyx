@@ -16,12 +16,12 @@ from cystore._native.layout cimport (
     PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX, record_total_size
 )
 from cystore._native.memory.queue_table cimport queue_hash
-from cystore._native.read.column_state cimport (
+from cystore._native.scan.column_state cimport (
     COLUMN_BORN_TIMESTAMP, COLUMN_KEY, COLUMN_KEYS, COLUMN_OFFSET, COLUMN_PARTITION, COLUMN_PHYSICAL_OFFSET,
     COLUMN_PROPERTIES, COLUMN_SYS_FLAG, COLUMN_TAGS, COLUMN_TIMESTAMP, COLUMN_TOPIC, COLUMN_VALUE, TEXT_GROWTH,
     column_state, has_room, name_table, put_row, text_column
 )
-from cystore._native.read.row_filter cimport RULE_BUCKETS, is_wanted, queue_rule, record_filter, word
+from cystore._native.scan.row_filter cimport RULE_BUCKETS, is_wanted, queue_rule, record_filter, word
 from cystore._native.record.record_read cimport record_at, walk_begin
 from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
 

@@ -2,8 +2,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from cystore._native.derived.dispatch import DispatchKernel
+from cystore._native.lookup.counts import ReadCounts
 from cystore._native.memory.control import Control
-from cystore._native.read.counts import ReadCounts
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
 from cystore.errors import CorruptRecordError

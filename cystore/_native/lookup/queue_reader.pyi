@@ -3,11 +3,11 @@ from typing import final
 
 from cystore._native.derived.dispatch import DispatchKernel
 from cystore._native.derived.queue import BatchLimits
+from cystore._native.lookup.counts import ReadCounts
+from cystore._native.lookup.get_result import GetResult
+from cystore._native.lookup.tail_table import TailTable
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read.counts import ReadCounts
-from cystore._native.read.get_result import GetResult
-from cystore._native.read.tail_table import TailTable
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
 

@@ -30,9 +30,9 @@ from cystore._native.memory.control cimport Control
 from cystore._native.memory.locks cimport control_intact
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.read.get_result cimport GetResult, get_result
-from cystore._native.read.counts cimport ReadCounts
-from cystore._native.read.tail_table cimport TailTable
+from cystore._native.lookup.get_result cimport GetResult, get_result
+from cystore._native.lookup.counts cimport ReadCounts
+from cystore._native.lookup.tail_table cimport TailTable
 from cystore._native.record.message cimport Message, found_message
 from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_OK, record_view

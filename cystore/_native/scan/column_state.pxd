@@ -5,7 +5,7 @@ Before a record is read only the lengths of its parts are known; for text, the m
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from cystore._native.read.row_filter cimport record_filter
+from cystore._native.scan.row_filter cimport record_filter
 from cystore._native.record.property_read cimport (
     key_next, known_begin, known_properties, known_take, property_next, property_view
 )

@@ -18,7 +18,7 @@ from cystore._native.derived.index cimport (
 )
 from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.read.counts cimport ReadCounts
+from cystore._native.lookup.counts cimport ReadCounts
 from cystore._native.record.message cimport found_message
 from cystore._native.record.window cimport LogWindow
 

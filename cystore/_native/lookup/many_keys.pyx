@@ -18,7 +18,7 @@ from cystore._native.derived.index cimport (
 )
 from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.read.key_reader cimport QueryResult
+from cystore._native.lookup.key_reader cimport QueryResult
 from cystore._native.record.message cimport found_message
 from cystore._native.record.window cimport LogWindow, log_window, window_prefetch
 

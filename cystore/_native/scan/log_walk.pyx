@@ -16,7 +16,7 @@ from cystore._native.layout cimport (
     RECORD_SYS_FLAG_AT, load_be64, record_magic, record_physical_offset, takes_index_entry, takes_queue_offset
 )
 from cystore._native.memory.local_queues cimport fill_local_queue, link_local_queue
-from cystore._native.read.log_walk_record cimport (
+from cystore._native.scan.log_walk_record cimport (
     WALK_BACK_IN_TIME, WALK_BLANK, WALK_ENTRIES, WALK_INVALID, WALK_KEYS, WALK_LIMIT, WALK_MORE, WALK_NEW_QUEUE,
     WALK_OTHER_ENTRY, WALK_OTHER_KEY, WALK_OUT_OF_SEQUENCE, walk_follow, walk_follow_keys, walk_item, walk_queue,
     walk_state
