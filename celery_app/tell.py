@@ -20,11 +20,11 @@ def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A function that shows the finished part of `total`: a bar at a terminal, else a line now and then."""
     told = 0.0
 
-    def plain(done: int) -> None:
+    def line_now_and_then(done: int) -> None:
         nonlocal told
         if done == total or done / total - told >= PLAIN_STEP:
             told = done / total
             say(f"        {what}: {done:,} of {total:,}")
 
     with progress(first_after_s=0.0) as drawn:
-        yield plain if drawn is None else lambda done: drawn(what, done, total)
+        yield line_now_and_then if drawn is None else lambda done: drawn(what, done, total)

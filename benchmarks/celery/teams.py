@@ -29,7 +29,7 @@ from pathlib import Path
 from celery import Celery, chord, group
 
 from benchmarks.celery.fleet import add, append_and_tell, total
-from benchmarks.peers.celery_peer import ROOT, WAIT_S, _told, _worker
+from benchmarks.peers.celery_peer import ROOT, WAIT_S, _worker, _workers_of
 from benchmarks.suite.workload import Job
 from cystore.celery.stores import close_shared
 from tools.processes import ends_with_us
@@ -106,7 +106,7 @@ def half(backend: str, options: argparse.Namespace) -> dict[str, float]:
 
 def floor(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Seconds without a backend: of a task, of a chord, and of a chord with durable parts."""
-    with _told(Job("teams", 0, str(folder), options={"backend": NONE})) as run:
+    with _workers_of(Job("teams", 0, str(folder), options={"backend": NONE})) as run:
         run(200)
 
         def seconds(count: int) -> float:

@@ -106,7 +106,7 @@ def _bare(job: Job) -> Path:
 
 
 @contextmanager
-def _told(job: Job) -> Iterator[Callable[..., None]]:
+def _workers_of(job: Job) -> Iterator[Callable[..., None]]:
     """Gives a function that sends a number of reporting tasks (`tell` unless another is given) and returns when all
     have run."""
     os.mkfifo(_pipe(job))
@@ -188,7 +188,7 @@ def wait(job: Job) -> Measure:
 
 def wait_floor(job: Job) -> Measure:
     """From `.delay()` to the task itself: no backend can be faster."""
-    with _told(job) as run:
+    with _workers_of(job) as run:
         return _each(job.count, lambda: run(1))
 
 
@@ -230,13 +230,13 @@ def chords(job: Job) -> Measure:
 
 def chords_floor(job: Job) -> Measure:
     """Fifty tasks, and one more when they have run, without a backend or a chord."""
-    with _told(job) as run:
+    with _workers_of(job) as run:
         return _each(job.count, lambda: (run(50), run(1)))
 
 
 def chords_durable_floor(job: Job) -> Measure:
     """The same, but each of the fifty tasks makes one append that is durable before the task ends. No chord in a store
     can be faster if its parts must survive a power cut."""
-    with _told(job) as run:
+    with _workers_of(job) as run:
         run(1, append_and_tell)
         return _each(job.count, lambda: (run(50, append_and_tell), run(1)))

@@ -227,7 +227,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         key = records.key_of(task_id)
         keys: tuple[str, ...] = (key,)
         if topic == records.RESULTS and self.location.path and compacts_results(self.store):
-            keys, until_ms = records.kept_keys(key, tag), self.expiry.until_ms(tag)
+            keys, until_ms = records.compaction_keys(key, tag), self.expiry.until_ms(tag)
             if until_ms is not None:
                 properties["EXPIRES_AT_MS"] = str(until_ms)  # compaction keeps the record at most until then
         record = {
@@ -317,7 +317,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         store = self.store
         message = records.fold(records.records_of(store, topic, records.key_of(task_id)))
         memory.look(store, 0 if message is None else len(message.body))
-        return message if message is not None and self.expiry.holds(message) else None
+        return message if message is not None and self.expiry.is_valid(message) else None
 
     def latest_of(self, task_ids: Iterable[str]) -> dict[str, Message]:
         """`latest` of many tasks, with one look at the store. Ids without a valid record are left out."""
@@ -325,7 +325,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         found, size_bytes = {}, 0
         for key, known in records.records_of_many(store, records.RESULTS, ids).items():
             message = records.fold(known)
-            if message is not None and self.expiry.holds(message):
+            if message is not None and self.expiry.is_valid(message):
                 found[ids[key]] = message
                 size_bytes += len(message.body)
         memory.look(store, size_bytes)
@@ -337,7 +337,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         for message in records.records_of(self.store, records.RESULTS, records.key_of(task_id)):
             if records.is_tombstone(message):
                 break
-            if not message.properties.get(records.LATE) and self.expiry.holds(message):
+            if not message.properties.get(records.LATE) and self.expiry.is_valid(message):
                 found.append(message)
         return found[::-1]
 

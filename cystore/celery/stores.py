@@ -221,8 +221,8 @@ def _reader_in(parts: SplitResult) -> str:
 def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options without those of a Redis result backend: an app that had one keeps its settings."""
     theirs = sorted(name for name in options if name in (PREFIX, *OF_TRANSPORT, *OF_CLIENT))
-    if theirs and tuple(theirs) not in _told:
-        _told.add(tuple(theirs))
+    if theirs and tuple(theirs) not in _reported:
+        _reported.add(tuple(theirs))
         log.warning(
             "result_backend_transport_options: %s: ignored, because they are options of Redis",
             ", ".join(theirs),
@@ -245,7 +245,7 @@ def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return settings
 
 
-_told: set[tuple[str, ...]] = set()
+_reported: set[tuple[str, ...]] = set()
 _open: dict[str, tuple[Location, weakref.ref[MessageStore]]] = {}
 _refused: dict[str, tuple[Location, str]] = {}  # stores that this user may only read: how, and why
 _kept: weakref.WeakKeyDictionary[Celery, dict[str, MessageStore]] = weakref.WeakKeyDictionary()

@@ -419,7 +419,7 @@ class OffsetTable:
                 if offset != NO_OFFSET and key[2] >= 0
             }
             if self._others is None:
-                self._others = self._kept()
+                self._others = self._offsets_of_file()
             data = offset_file.render(offsets, self._others.others)
             crc = crc32c(data)
             is_known = self._is_known()
@@ -451,7 +451,7 @@ class OffsetTable:
                 return False
             return os.path.samestat(mine, found)
 
-    def _kept(self) -> ConsumerOffsets:
+    def _offsets_of_file(self) -> ConsumerOffsets:
         try:
             return read_consumer_offsets(self._parts.root)
         except StoreFormatError:

@@ -65,7 +65,7 @@ class Node(ABC):
     position: int
     depth: int = field(default=1, init=False)
 
-    def holds(self, *parts: Node) -> None:
+    def set_depth(self, *parts: Node) -> None:
         """Takes the parts inside this part. Raises FilterError if they are nested too deeply."""
         self.depth = 1 + max(part.depth for part in parts)
         if self.depth > DEPTH_MAX:
@@ -107,7 +107,7 @@ class Negative(Node):
     part: Node
 
     def __post_init__(self) -> None:
-        self.holds(self.part)
+        self.set_depth(self.part)
 
     def write(self, steps: Steps) -> None:
         self.part.write(steps)
@@ -126,7 +126,7 @@ class Not(Truth):
     part: Node
 
     def __post_init__(self) -> None:
-        self.holds(self.part)
+        self.set_depth(self.part)
 
     def write(self, steps: Steps) -> None:
         self.part.write(steps)
@@ -140,7 +140,7 @@ class Cast(Truth):
     part: Node
 
     def __post_init__(self) -> None:
-        self.holds(self.part)
+        self.set_depth(self.part)
 
     def write(self, steps: Steps) -> None:
         self.part.write(steps)
@@ -156,7 +156,7 @@ class Comparison(Truth):
     right: Node
 
     def __post_init__(self) -> None:
-        self.holds(self.left, self.right)
+        self.set_depth(self.left, self.right)
 
     def write(self, steps: Steps) -> None:
         self.left.write(steps)
@@ -172,7 +172,7 @@ class Chain(Truth):
     parts: list[Node]
 
     def __post_init__(self) -> None:
-        self.holds(*self.parts)
+        self.set_depth(*self.parts)
 
     def write(self, steps: Steps) -> None:
         skips = []
@@ -195,7 +195,7 @@ class InList(Truth):
     is_not: bool
 
     def __post_init__(self) -> None:
-        self.holds(self.part)
+        self.set_depth(self.part)
 
     def write(self, steps: Steps) -> None:
         self.part.write(steps)

@@ -21,7 +21,7 @@ from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import ReplicationError, StoreClosedError, StoreError, StoreResourceError
 from cystore.ha.connection import SlaveConnection
 from cystore.ha.epochs.session import Session
-from cystore.ha.link.secret import check_plain, masters_context, read_secret, wrapped
+from cystore.ha.link.secret import check_unencrypted, masters_context, read_secret, wrapped
 from cystore.ha.link.sockets import ours
 from cystore.ha.link.wire import Hello
 from cystore.ha.slave_hold import SlaveHold
@@ -232,7 +232,7 @@ def _listening(config: StoreConfig, *, plain: bool) -> socket.socket:
         listener.setblocking(False)
         listener.bind((config.ha_listen_host, config.ha_listen_port))
         if plain:
-            check_plain(config, listener, peer=False)
+            check_unencrypted(config, listener, peer=False)
         listener.listen(SLAVES_MAX)
     except OSError as error:
         listener.close()

@@ -42,7 +42,7 @@ class Role(NamedTuple):
         """Whether the master is elected through etcd."""
         return self.broker_role == "elected"
 
-    def plain(self) -> dict[str, str]:
+    def as_json(self) -> dict[str, str]:
         """The role in the manifest's form."""
         known = {"role": self.broker_role, "master": self.master}
         return (
@@ -86,7 +86,7 @@ def enter_role(manifest: Manifest, config: StoreConfig) -> None:
             raise StoreConfigError("a slave needs ha_master_address, HOST:PORT of its master")
         address_of(role.master)
     if role != known:
-        manifest.set_section(SECTION, role.plain())
+        manifest.set_section(SECTION, role.as_json())
         now = f"a slave of {role.master}" if role.is_slave else role.broker_role
         if role.is_elected:
             now = f"{role.member} of group {role.group}, whose master is elected"

@@ -94,7 +94,7 @@ def real_path(text: str) -> Path:
     return Path(os.path.realpath(text))
 
 
-def named_path(text: str) -> Path:
+def path_argument(text: str) -> Path:
     """A path as given; an empty one would mean the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
@@ -103,7 +103,7 @@ def named_path(text: str) -> Path:
 
 def store_path(text: str) -> Path:
     """The same, of a store: with every link resolved."""
-    return real_path(os.fspath(named_path(text)))
+    return real_path(os.fspath(path_argument(text)))
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

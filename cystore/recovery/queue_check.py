@@ -82,7 +82,10 @@ class QueueCheck:
     def run(self) -> QueueFindings:
         removed = self._about.removed
         keys = sorted({*self._about.queues, *self._result.slots, *self._saved.next, *removed.keys()})
-        found = (self._seen(key) if key in self._result.slots else self._unseen(key) for key in keys)
+        found = (
+            self._check_walked(key) if key in self._result.slots else self._check_unwalked(key)
+            for key in keys
+        )
         queues = tuple(
             self._without_removed(queue) if (queue.topic, queue.queue_id) in removed else queue
             for queue in found
@@ -161,11 +164,11 @@ class QueueCheck:
 
     # ------------------------------------------------------------------ queues with records in the walk
 
-    def _seen(self, key: Key) -> QueueScan:
+    def _check_walked(self, key: Key) -> QueueScan:
         slot, scanner = self._result.slots[key], self._scanner
         first_offset, first_physical = scanner.queue_first(slot)
         if first_physical < 0:
-            return self._unseen(key)  # its first record ended the walk
+            return self._check_unwalked(key)  # its first record ended the walk
         following, missing = scanner.queue_next(slot), scanner.queue_missing(slot)
         sound = self._sound(key, following, missing)
         if sound is not None:
@@ -175,7 +178,7 @@ class QueueCheck:
         if missing != first_physical:
             self._entered_up_to = max(self._entered_up_to, first_physical + 1)
         reader = self._about.queues.get(key)
-        if reader is None or not self._holds(reader, dispatched):
+        if reader is None or not self._reaches(reader, dispatched):
             self._dispatch_from = min(self._dispatch_from, first_physical)
             strays = self._all_files(reader)
             following = self._next(key, following)
@@ -207,7 +210,7 @@ class QueueCheck:
         return QueueScan(*key, following, reader.first, next_, reader.file_bytes, bases=reader.bases)
 
     @staticmethod
-    def _holds(reader: QueueReader, dispatched: int) -> bool:
+    def _reaches(reader: QueueReader, dispatched: int) -> bool:
         """Whether the files hold entries right up to `dispatched`, or begin with it."""
         if not reader.bases or not reader.first <= dispatched <= reader.limit:
             return False
@@ -261,7 +264,7 @@ class QueueCheck:
 
     # --------------------------------------------------------------- queues without records in the walk
 
-    def _unseen(self, key: Key) -> QueueScan:
+    def _check_unwalked(self, key: Key) -> QueueScan:
         reader, saved = self._about.queues.get(key), self._saved.next.get(key, 0)
         told = max(saved, self._about.given_up.end(key))
         if reader is None or not reader.bases:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cystore._native.scan import log_walk
 from cystore.config import StoreConfig
-from cystore.engine.files.quarantine import QuarantinedCopy, kept, kept_of
+from cystore.engine.files.quarantine import QuarantinedCopy, copy_named, quarantined_copies
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.manifest import read_facts, record_damaged_ranges
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError
@@ -67,7 +67,7 @@ class Restored:
 def listed(root: Path) -> list[Listed]:
     """The copies in quarantine/, in the order of the log, and damaged ranges without a copy (with an empty name, or
     that of the missing file)."""
-    damaged, copies = read_facts(root)[0].damaged_ranges, kept(root)
+    damaged, copies = read_facts(root)[0].damaged_ranges, quarantined_copies(root)
     found = []
     for copy in copies:
         touched = list(damaged.within(copy.begin, copy.end))
@@ -85,7 +85,7 @@ def listed(root: Path) -> list[Listed]:
 def parts(root: Path, name: str, config: StoreConfig, source: Path | None = None) -> Iterator[Part]:
     """The parts of the copy `name`, or of the file `source` instead of it, in the order of the log. Raises
     StoreFormatError."""
-    copy = kept_of(name)
+    copy = copy_named(name)
     path = _source(root, copy, source)
     file_bytes = LogReader(root, config.mapped_file_size_commit_log_bytes).file_bytes
     with files.opened(path) as fd:
@@ -162,7 +162,7 @@ def restore(root: Path, name: str, config: StoreConfig, source: Path | None = No
 
 
 def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) -> Restored:
-    copy, damaged = kept_of(name), read_facts(root)[0].damaged_ranges
+    copy, damaged = copy_named(name), read_facts(root)[0].damaged_ranges
     log = LogReader(root, config.mapped_file_size_commit_log_bytes)
     if not list(damaged.within(copy.begin, copy.end)):
         raise OffsetError(

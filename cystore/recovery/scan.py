@@ -91,7 +91,7 @@ class _Scan:
         self._warnings: list[str] = []
         self._checkpoint = read_checkpoint(root)
         self._last = self._last_record()
-        self._ours = rules.watermark_holds(self._checkpoint, self._last)
+        self._ours = rules.watermark_is_valid(self._checkpoint, self._last)
         self._saved = QueueOffsets()
         self._queues: dict[tuple[str, int], QueueReader] = {}
         self._queue_file_bytes = config.mapped_file_size_consume_queue_bytes

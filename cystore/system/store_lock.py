@@ -105,9 +105,9 @@ class StoreLocks:
 
     def gate(self) -> ByteLock:
         """A with block in which no other process attaches or detaches. Waits for them (Ctrl-C works) and logs that."""
-        return ByteLock(self._file, GATE_BYTE, shared=self._read_only, waiting=self._told_later)
+        return ByteLock(self._file, GATE_BYTE, shared=self._read_only, waiting=self._report_long_wait)
 
-    def _told_later(self) -> os_threads.Flag:
+    def _report_long_wait(self) -> os_threads.Flag:
         """Starts a thread that logs a long wait at the gate, unless the returned flag is set first. The waiting thread
         itself sleeps in the kernel and cannot log."""
         text = "%s: waiting for another process that attaches or detaches, for more than %.0f s"

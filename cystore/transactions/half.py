@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cystore._native.record.message import Message, PutResult, due_message
-from cystore._native.record.properties import changed_properties, message_kept
+from cystore._native.record.properties import changed_properties, message_for_topic
 from cystore.errors import MessageIllegalError
 from cystore.layout import CONSTANTS, DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 
@@ -51,7 +51,7 @@ def half_of(message: Message, host: bytes, producer_group: str) -> Message:
         REAL_TOPIC: message.topic,
         REAL_QUEUE: str(message.queue_id),
     }
-    half = message_kept(message, HALF_TOPIC, 0, changed_properties(b"", notes), host)
+    half = message_for_topic(message, HALF_TOPIC, 0, changed_properties(b"", notes), host)
     for name in RESERVED:
         if name in (message.properties or ()):
             raise MessageIllegalError(f"properties: {name} is reserved for transactions")

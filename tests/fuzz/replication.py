@@ -191,7 +191,7 @@ def run_words(data: bytes) -> None:
     with contextlib.suppress(StoreError):
         joined = wire.Joined.parse(data)
         history = parse_history(joined.history)
-        same("the history", parse_history(history.plain()), history)
+        same("the history", parse_history(history.as_json()), history)
         for end in (0, 1, history.begins[-1].start if history.begins else 0, 1 << 61):
             common = history.common_end(end, history, end)
             first = history.begins[0].start if history.begins else end
@@ -220,7 +220,9 @@ WORDS = [
     + wire.EPOCH_REPORT.pack(0, EPOCH),
 ]
 GROUP_WORDS = [
-    wire.Joined(EPOCH, History("log", (Begin(3, 0), Begin(EPOCH, 900))).plain()).frame()[wire.HEADER.size :],
+    wire.Joined(EPOCH, History("log", (Begin(3, 0), Begin(EPOCH, 900))).as_json()).frame()[
+        wire.HEADER.size :
+    ],
     wire.Join("g", "a", EPOCH, "log").word()[wire.REPORT.size + wire.LENGTH.size :],
     b"{}",
     b'{"epoch": 1, "history": {"log_id": "", "begins": [[1, -1]]}}',

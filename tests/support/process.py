@@ -28,7 +28,7 @@ LOOP = """
 import ast, json, os, sys
 answers = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
-def plain(value):
+def as_json(value):
     return bytes(value).decode("latin-1") if isinstance(value, (bytes, bytearray, memoryview)) else repr(value)
 names = {"__name__": "__main__"}
 for line in sys.stdin:
@@ -42,7 +42,7 @@ for line in sys.stdin:
         answer = {"value": value}
     except Exception as error:
         answer = {"kind": type(error).__name__, "text": str(error)}
-    answers.write(json.dumps(answer, default=plain) + "\\n")
+    answers.write(json.dumps(answer, default=as_json) + "\\n")
 """
 
 

@@ -236,7 +236,7 @@ def changed_properties(bytes stored, new not None, without=()):
     return b"\x02".join([*kept, *[f"{name}\x01{value}".encode() for name, value in new.items()]])
 
 
-def message_kept(Message message not None, str topic not None, int32_t queue_id, bytes notes not None,
+def message_for_topic(Message message not None, str topic not None, int32_t queue_id, bytes notes not None,
                  bytes host not None):
     """A message to be put to a topic that keeps it for its own one. It is checked as for a put to its own topic, but
     for its length; `notes` are more properties, as stored. Raises MessageIllegalError."""

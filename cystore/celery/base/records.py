@@ -82,7 +82,7 @@ def fold(records: Iterable[Message]) -> Message | None:
     return success or newest
 
 
-def kept_keys(key: str, tag: str) -> tuple[str, ...]:
+def compaction_keys(key: str, tag: str) -> tuple[str, ...]:
     """The keys of a record in a store that compacts results, so that compaction keeps each record that `fold` may
     choose: the newest one, and also the newest success and the newest other end. Forgetting ends all of them."""
     ends = {states.SUCCESS: key + SUCCEEDED, FORGET: key + SUCCEEDED}

@@ -72,16 +72,16 @@ class _Waiting:
 
 
 class ReadService:
-    """One thread calls `turn`, another `wait_turn`. Each holds `guard` while it works, not while it sleeps."""
+    """One thread calls `turn`, another `wait_turn`. Each holds `turn_lock` while it works, not while it sleeps."""
 
     def __init__(
         self,
         backend: CystoreBackend,
         store: MessageStore,
         location: RedisLocation,
-        guard: AbstractContextManager[Any],
+        turn_lock: AbstractContextManager[Any],
     ) -> None:
-        self._backend, self._store, self._guard = backend, store, guard
+        self._backend, self._store, self._turn_lock = backend, store, turn_lock
         self.home = store_id_of(store)
         self._location = location
         self._line = lists.Line(location)
@@ -99,11 +99,11 @@ class ReadService:
 
     def turn(self) -> Progress:
         """Takes one request, or waits for one. Does nothing while another process of this store answers."""
-        with self._guard:
+        with self._turn_lock:
             if not self._may_serve():
                 return Progress(0)
         try:
-            with self._guard:
+            with self._turn_lock:
                 self._line.open()
                 if monotonic_s() >= self._sign_at:
                     self._sign()
@@ -114,13 +114,13 @@ class ReadService:
                 pass
             if self._ended:
                 return Progress(0)
-            with self._guard:
+            with self._turn_lock:
                 taken = self._line.taken()
                 if isinstance(taken, bytes):
                     self._serve(taken)
             return Progress(taken is not None, more=not self._ended)
         except lists.AWAY as error:
-            with self._guard:
+            with self._turn_lock:
                 self._went_away(error)
             return Progress(0)
 
@@ -257,7 +257,7 @@ class ReadService:
         if (
             message.topic != TOPICS[request.topic]
             or records.key_of(task_id) not in message.keys
-            or not self._backend.expiry.holds(message)
+            or not self._backend.expiry.is_valid(message)
             or not begin < len(message.body) <= RESULT_BYTES_MOST
         ):
             return Found(task_id)
@@ -301,13 +301,13 @@ class ReadService:
         if self._ended:
             return Progress(0)
         try:
-            with self._guard:
+            with self._turn_lock:
                 self._some.clear()
                 end = self._store.wrote_position
                 self._answer_ready()
                 nap_s = self._nap_s()
         except lists.AWAY as error:
-            with self._guard:  # the other thread meets the error too
+            with self._turn_lock:  # the other thread meets the error too
                 self._answers.close()
                 self._waiting.clear()
             log.debug("could not answer: %s", error)

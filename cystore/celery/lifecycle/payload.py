@@ -154,7 +154,7 @@ class LoggedMessage:
             compression if isinstance(compression, str) else None, fields["exchange"], fields["routing_key"],
         )  # fmt: skip
 
-    def plain(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The event's field that holds this message."""
         return {
             "headers": self.headers,

@@ -155,7 +155,7 @@ def _log(app: Celery, rerun: Rerun) -> None:
             events.SENT, rerun.task_id, headers["task"], headers.get("root_id"), headers.get("group"), **details,
             queue=rerun.message.routing_key, exchange=rerun.message.exchange, args=life.args, kwargs=life.kwargs,
             home=headers.get(HOME), rerun_of=life.task_id,
-            message=rerun.message.plain() if log.keeps_messages else None,
+            message=rerun.message.as_json() if log.keeps_messages else None,
         )  # fmt: skip
     except Exception as error:  # noqa: BLE001 - the message is out, and the log is a witness only
         log.trouble(error)

@@ -32,7 +32,7 @@ class Chord:
     claimed_ms: int | None = None
     done_ms: int | None = None
     outcome: str | None = None
-    cut: bool = False  # the group has more records than were read
+    has_more: bool = False  # the group has more records than were read
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ def chord_of(store: MessageStore, group_id: str) -> Chord | None:
         elif kind == chord_runs.DONE:
             chord.done_ms = chord.done_ms or time_ms
             chord.outcome = chord.outcome or details.get("outcome")
-    chord.parts, chord.cut = len(parts), read == CHORD_RECORDS
+    chord.parts, chord.has_more = len(parts), read == CHORD_RECORDS
     if chord.size is not None:
         chord.size += len(added)
     return chord if read else None

@@ -25,7 +25,7 @@ class Expiry:
         seconds = self.failure_seconds if tag == states.FAILURE else self.seconds
         return now_ms() + int(seconds * 1000) if seconds else None
 
-    def holds(self, message: Message) -> bool:
+    def is_valid(self, message: Message) -> bool:
         """True while a record is valid."""
         seconds = self.failure_seconds if message.tags == states.FAILURE else self.seconds
         stored_ms = message.store_timestamp_ms

@@ -330,7 +330,7 @@ class IndexFiles:
             return self._slots, self._capacity
         if length <= file_length(1, 1):
             raise StoreFormatError(f"an index file cannot have {length} bytes", path=path)
-        has_entries, shape = told_shape(path, length)
+        has_entries, shape = shape_in_file(path, length)
         if not has_entries:
             return None
         if shape is None:
@@ -518,7 +518,7 @@ def _next_name(newest: int) -> int:
     return int(f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}")
 
 
-def told_shape(path: Path, length: int) -> tuple[bool, tuple[int, int] | None]:
+def shape_in_file(path: Path, length: int) -> tuple[bool, tuple[int, int] | None]:
     """For a file whose shape is not that of the settings: whether it has entries, and the slots and capacity that they
     imply, None if they imply none."""
     if length <= file_length(1, 1):

@@ -41,10 +41,10 @@ def wanted(tags: str | None, filter: Filter | None) -> Wanted:
     if filter is None:
         return ALL if by_tags is None else Wanted(by_tags)
     program, call = chosen(filter)
-    return Wanted(by_tags, program, None if call is None else _guarded(call))
+    return Wanted(by_tags, program, None if call is None else _errors_of_callable(call))
 
 
-def _guarded(call: Callable[[Message], Any]) -> Callable[[Message], Any]:
+def _errors_of_callable(call: Callable[[Message], Any]) -> Callable[[Message], Any]:
     """Wraps the callable so that only the caller of `get` handles its errors: a file that the callable misses is not a
     file that the batch misses."""
 

@@ -73,7 +73,7 @@ class QuarantinedCopy:
         return root / QUARANTINE / self.name
 
 
-def kept_of(name: str) -> QuarantinedCopy:
+def copy_named(name: str) -> QuarantinedCopy:
     """The range in the name of a copy. Raises StoreFormatError for a name that no copy has."""
     match = _NAME.fullmatch(name)
     if match is None or not int(match[1]) < int(match[2]) <= _OFFSET_MAX:
@@ -83,13 +83,13 @@ def kept_of(name: str) -> QuarantinedCopy:
     return QuarantinedCopy(name, int(match[1]), int(match[2]))
 
 
-def kept(root: Path) -> list[QuarantinedCopy]:
+def quarantined_copies(root: Path) -> list[QuarantinedCopy]:
     """The copies in quarantine/, in the order of the log. Leaves out files with other names, which we did not make, and
     files that are removed meanwhile."""
     found = []
     for entry in files.entries(root / QUARANTINE):
         try:
-            one = kept_of(entry.name)
+            one = copy_named(entry.name)
             status = entry.stat(follow_symlinks=False)
         except (StoreFormatError, FileNotFoundError):
             continue

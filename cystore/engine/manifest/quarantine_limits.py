@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 
 from cystore.config import StoreConfig
-from cystore.engine.files.quarantine import QuarantinedCopy, kept
+from cystore.engine.files.quarantine import QuarantinedCopy, quarantined_copies
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.system import files
 
@@ -27,7 +27,7 @@ def trim(root: Path, damaged: DamagedRanges, policy: StoreConfig, now_ms: int) -
     it.
     """
     oldest_kept_ms = now_ms - policy.quarantine_reserved_time_h * HOUR_MS
-    copies = sorted(kept(root), key=lambda copy: copy.modified_ms)
+    copies = sorted(quarantined_copies(root), key=lambda copy: copy.modified_ms)
     taken = sum(copy.allocated_bytes for copy in copies)
     removed = 0
     for copy in copies:

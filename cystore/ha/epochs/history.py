@@ -61,7 +61,7 @@ class History(NamedTuple):
         mine, theirs = self.ends(end), other.ends(others_end)
         return max((min(behind, theirs[one]) for one, behind in mine.items() if one in theirs), default=-1)
 
-    def plain(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The history as JSON values."""
         known = {"log_id": self.log_id, "begins": [list(one) for one in self.begins]}
         return {**known, "doubtful": True} if self.doubtful else known
@@ -94,7 +94,7 @@ def history_of(facts: Facts) -> History:
 
 def keep_history(manifest: Manifest, history: History) -> None:
     """Makes the history durable; the first byte of its last epoch is appended after that."""
-    manifest.set_section(SECTION, history.plain())
+    manifest.set_section(SECTION, history.as_json())
 
 
 def doubt_history(manifest: Manifest) -> None:

@@ -40,7 +40,7 @@ class Session:
             raise ReplicationError(
                 f"the member {asked.member} knows epoch {asked.epoch}, this master has {self.epoch}"
             )
-        return Joined(self.epoch, self.history.plain())
+        return Joined(self.epoch, self.history.as_json())
 
     def acknowledged(
         self, positions: Mapping[str, int], wrote: int, flushed: int, known: int, now_s: float

@@ -12,7 +12,7 @@ from cystore.config import StoreConfig
 from cystore.errors import ReplicationError
 from cystore.ha.link import wire
 from cystore.ha.link.address import address_of
-from cystore.ha.link.secret import check_plain, read_secret, slaves_context, wrapped
+from cystore.ha.link.secret import check_unencrypted, read_secret, slaves_context, wrapped
 from cystore.ha.link.sockets import ours
 from cystore.ha.link.wire import Hello
 
@@ -41,7 +41,7 @@ class MasterCall:
         plain = self.socket = ours(socket.create_connection((host, port), self._wait_s))
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is None:
-            check_plain(self._config, plain, peer=True)
+            check_unencrypted(self._config, plain, peer=True)
         connection = self.socket = wrapped(self._context, plain, host=host)
         connection.settimeout(self._wait_s)
         if isinstance(connection, ssl.SSLSocket):

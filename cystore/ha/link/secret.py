@@ -51,7 +51,7 @@ def read_secret(config: StoreConfig) -> Secret | None:
     return Secret(secret)
 
 
-def check_plain(config: StoreConfig, made: socket.socket, *, peer: bool) -> None:
+def check_unencrypted(config: StoreConfig, made: socket.socket, *, peer: bool) -> None:
     """Raises ReplicationError for a connection beyond this host without TLS, unless ha_allow_plain is set."""
     if not config.ha_allow_plain and not is_loopback(made, peer=peer):
         raise ReplicationError(

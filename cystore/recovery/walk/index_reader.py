@@ -14,7 +14,7 @@ from cystore.derived.files.index import (
     SLOT_BYTES,
     IndexHeader,
     file_length,
-    told_shape,
+    shape_in_file,
 )
 from cystore.layout import INDEX_ENTRY, INDEX_HEADER
 from cystore.system import files
@@ -125,7 +125,7 @@ def list_readable_index(root: Path, config: StoreConfig) -> tuple[list[IndexRead
     for path in strange:
         with files.opened(path) as fd:
             head, length = files.pread_full(fd, 0, HEADER_BYTES, path), file_ranges.length_of(fd, path)
-        has_entries, shape = told_shape(path, length)
+        has_entries, shape = shape_in_file(path, length)
         if shape is not None:
             readers.append(IndexReader(path, *shape, IndexHeader(*INDEX_HEADER.unpack(head))))
         elif has_entries:
@@ -138,5 +138,5 @@ def knows_its_shape(path: Path) -> bool:
     otherwise it was damaged."""
     with files.opened(path) as fd:
         length = file_ranges.length_of(fd, path)
-    has_entries, shape = told_shape(path, length)
+    has_entries, shape = shape_in_file(path, length)
     return shape is not None or not has_entries

@@ -47,7 +47,7 @@ class LastRecord(NamedTuple):
     blank_end: int  # end of the blank behind it, -1 without one
 
 
-def watermark_holds(checkpoint: CheckpointFields, found: LastRecord | None) -> bool:
+def watermark_is_valid(checkpoint: CheckpointFields, found: LastRecord | None) -> bool:
     """Whether the checkpoint's watermark belongs to this log, and no program that ignores it has written to the log
     since.
 

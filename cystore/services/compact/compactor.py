@@ -232,9 +232,11 @@ class Compactor:
             header = found.whole_header()
         except CorruptRecordError:
             return False
-        return not self.was_cut(header) and Selection(self._log, (), {}, header.seeds).take_file(found, None)
+        return not self.log_was_truncated(header) and Selection(self._log, (), {}, header.seeds).take_file(
+            found, None
+        )
 
-    def was_cut(self, header: Header) -> bool:
+    def log_was_truncated(self, header: Header) -> bool:
         """Whether the log lost its end since the file was made: a slave that follows another master, for example."""
         control = self._control
         if header.covered > control.wrote:
@@ -253,7 +255,7 @@ class Compactor:
         minimum, topics = self._control.min_physical_offset, self.topics
         header = None if before is None else before.header
         begin, leave_out_from = minimum, None
-        if header is not None and self.was_cut(header):
+        if header is not None and self.log_was_truncated(header):
             leave_out_from = minimum
         elif header is not None and not self.lacks_topics(header):
             begin = max(header.covered, minimum)

@@ -150,7 +150,9 @@ class Newest:
         if file is not None:
             header = file.header
             trusted = not (
-                header is None or self._compactor.was_cut(header) or self._compactor.lacks_topics(header)
+                header is None
+                or self._compactor.log_was_truncated(header)
+                or self._compactor.lacks_topics(header)
             )
             if (
                 chosen.take_file(file, None if trusted or header is None else begin)

@@ -39,7 +39,7 @@ from cystore.services.delay.transfer import (
     BATCH_MESSAGES,
     RoomNeededError,
     Transfer,
-    named_properties,
+    properties_with_source,
     target_of,
 )
 from cystore.services.delay.waiting import Head, WaitingQueues
@@ -190,7 +190,7 @@ class Carrier:
             if message is None or not _has_target(queue, head, message):
                 batch.append(_Carry(slot, head.queue_offset, None))
             else:
-                properties = named_properties(message, **{DUE: str(due_ms)})
+                properties = properties_with_source(message, **{DUE: str(due_ms)})
                 if properties is None or not self._fits(message, properties):
                     self._report_stuck(message)
                     break  # no message behind it can be carried

@@ -34,8 +34,8 @@ from cystore.services.delay.transfer import (
     BATCH_MESSAGES,
     RoomNeededError,
     Transfer,
-    named_properties,
     properties_of,
+    properties_with_source,
     target_of,
 )
 from cystore.services.delay.waiting import WaitingQueues
@@ -173,7 +173,7 @@ class Scheduler:
 
     def _delivery(self, message: Message, *, named: bool = True) -> Message:
         """The copy of a due message for its topic, with the name of its source if it has room for that."""
-        properties = (named_properties(message) if named else None) or properties_of(message)
+        properties = (properties_with_source(message) if named else None) or properties_of(message)
         return due_message(message, *target_of(message.properties), properties)
 
     def _due(self, now_ms: int, limit: int) -> list[_Due]:

@@ -116,7 +116,7 @@ def properties_of(message: Message, **notes: str) -> bytes:
     return changed_properties(message.properties_bytes, notes, old)
 
 
-def named_properties(message: Message, **notes: str) -> bytes | None:
+def properties_with_source(message: Message, **notes: str) -> bytes | None:
     """`properties_of` with the name of the source; None if that needs more room than properties have."""
     found = properties_of(message, **notes, **{SOURCE: source_text(message)})
     return found if len(found) <= PROPERTIES_BYTES_MAX else None

@@ -34,7 +34,7 @@ from pyspark.storagelevel import StorageLevel
 from cystore.columns.archiver import alone
 from cystore.columns.object_store import is_url
 from cystore.errors import StoreConfigError
-from cystore.operate.command import FOUND_WRONG, OK, add_settings, named_path
+from cystore.operate.command import FOUND_WRONG, OK, add_settings, path_argument
 from cystore.operate.progress import Report
 from cystore.spark.jobs import daily_folder as folder
 from cystore.spark.jobs.daily_folder import DAY, State, begin_of, day_of
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The job's arguments on the command line."""
     parser.add_argument("stores", nargs="+", metavar="STORE", help="directories of stores, or globs")
     parser.add_argument(
-        "--out", required=True, type=named_path, help="the folder of the numbers; the first run makes it"
+        "--out", required=True, type=path_argument, help="the folder of the numbers; the first run makes it"
     )
     parser.add_argument(
         "--watermark-h",
@@ -139,7 +139,7 @@ def aggregate(
             if oldest is None or newest is None:
                 return _summary(home, state, 0, 0, 0)
             days = _by_day(daily(runs).toArrow())
-            kept = _kept(home, state, oldest)
+            kept = _days_to_keep(home, state, oldest)
             late = sum(
                 folder.late_attempts(home, day, rows) for day, rows in days.items() if state.is_final(day)
             )
@@ -216,7 +216,7 @@ def _by_day(found: pa.Table) -> dict[date, pa.Table]:
 # ---------------------------------------------------------------------------------------------- what a run changes
 
 
-def _kept(home: Path, state: State, oldest_ms: int) -> set[date]:
+def _days_to_keep(home: Path, state: State, oldest_ms: int) -> set[date]:
     """Open days whose events the cleaner has removed since the last run, entirely or in part: their files know more
     than the log."""
     if state.oldest_ms is None or oldest_ms <= state.oldest_ms:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from cystore.errors import StoreConfigError
-from cystore.operate.command import OK, add_settings, named_path
+from cystore.operate.command import OK, add_settings, path_argument
 from cystore.operate.exits import INTERRUPTED
 from cystore.spark.jobs.running import (
     add_master,
@@ -44,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The job's arguments on the command line."""
     parser.add_argument("store", metavar="STORE", help="directory of a store, or a glob")
     parser.add_argument(
-        "--out", required=True, type=named_path, help="folder of the Parquet files; the checkpoint lies in it"
+        "--out",
+        required=True,
+        type=path_argument,
+        help="folder of the Parquet files; the checkpoint lies in it",
     )
     parser.add_argument("--window", default=WINDOW, help=f"length of a window (default: {WINDOW})")
     parser.add_argument(

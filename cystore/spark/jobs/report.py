@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.storagelevel import StorageLevel
 
 from cystore.errors import StoreConfigError
-from cystore.operate.command import add_settings, named_path
+from cystore.operate.command import add_settings, path_argument
 from cystore.spark import report
 from cystore.spark.jobs import report_here
 from cystore.spark.jobs.report_folder import check_out, replaced
@@ -38,7 +38,9 @@ _SHORT = (("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1"),)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The job's arguments on the command line."""
     parser.add_argument("stores", nargs="+", metavar="STORE", help="directories of stores, or globs")
-    parser.add_argument("--out", required=True, type=named_path, help="the folder to make; it must not exist")
+    parser.add_argument(
+        "--out", required=True, type=path_argument, help="the folder to make; it must not exist"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an older report")
     parser.add_argument(
         "--begin", type=_time, help="events from this time on, ISO 8601 (UTC unless it has an offset)"

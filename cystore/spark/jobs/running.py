@@ -268,14 +268,14 @@ def run_parts(
     if not parts:
         return []
 
-    def guarded(part: Part) -> Found | Failed:
+    def run_part(part: Part) -> Found | Failed:
         try:
             return work(part)
         except errors.StoreError as error:
             return Failed(type(error).__name__, str(error))
 
     with reported(spark, what, report):
-        return sound(spread(spark, parts, guarded))
+        return sound(spread(spark, parts, run_part))
 
 
 def is_connect(spark: SparkSession) -> bool:

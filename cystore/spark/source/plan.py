@@ -89,7 +89,7 @@ def queue_rules(
         return rows
     queues = selected(options, snapshot)
     for which, bound in (("starting", starting), ("ending", ending)):
-        check_named(which, bound, queues)
+        check_partitions(which, bound, queues)
     if not by_queue:
         return replace(
             rows, rules=tuple(_rule(topic) for topic in sorted({topic for topic, _ in queues})) or NOTHING
@@ -117,7 +117,7 @@ def _of(bounds: PerQueue | None, topic: str, queue_id: int, otherwise: int) -> i
     return otherwise if value in (EARLIEST, LATEST) else value
 
 
-def check_named(which: str, bound: Bound, queues: list[tuple[str, int]]) -> None:
+def check_partitions(which: str, bound: Bound, queues: list[tuple[str, int]]) -> None:
     """Checks, as Kafka does, that offsets by partition name each partition that is read, and no other."""
     if bound.per_queue is None:
         return

@@ -34,7 +34,7 @@ from cystore.spark.source import followed_store
 from cystore.spark.source.plan import (
     base_filter,
     check_loss,
-    check_named,
+    check_partitions,
     open_reading,
     partitions_of,
     queue_rules,
@@ -120,7 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _start(self, snapshot: LogSnapshot) -> Offset:
         starting = self._options.starting
         queues = selected(self._options, snapshot)
-        check_named("starting", starting, queues)
+        check_partitions("starting", starting, queues)
         check_matched(self._options, snapshot, queues, _end(snapshot))
         if starting.offset is not None:
             at = snapshot.minimum if starting.offset == EARLIEST else max(snapshot.flushed, snapshot.minimum)

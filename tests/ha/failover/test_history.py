@@ -67,7 +67,7 @@ def test_old_epochs_are_forgotten():
     for epoch in range(1, 2 * EPOCHS_MAX):
         known = known.begun(epoch, epoch * 10)
     assert len(known.begins) == EPOCHS_MAX and known.last_epoch == 2 * EPOCHS_MAX - 1
-    assert parse_history(known.plain()) == known
+    assert parse_history(known.as_json()) == known
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_store_that_is_new_in_its_group_is_no_candidate_before_it_has_caught_u
         manifest = store._attached().manifest
         for doubtful in (True, False):  # new, then known
             membership = Membership(manifest, "g", "a", 5)
-            membership.joined(Joined(5, history((5, 0)).plain()), 0, 0, 1000)
+            membership.joined(Joined(5, history((5, 0)).as_json()), 0, 0, 1000)
             membership.follows()
             assert history_of(manifest.snapshot()).doubtful is doubtful
             membership.caught_up()

@@ -64,7 +64,9 @@ def expected_index(records: list[Record]) -> list[bytes]:
     return [bytes(file.data) for file in built]
 
 
-def plain(count: int, *, topic: str = "T", queue_id: int = 0, first: int = 0, **fields) -> list[Record]:
+def make_records(
+    count: int, *, topic: str = "T", queue_id: int = 0, first: int = 0, **fields
+) -> list[Record]:
     """Records of one queue, a second apart, each with a key of its own and one that all have."""
     return [
         Record(
@@ -143,7 +145,7 @@ def test_records_in_a_hole_leave_hole_entries(written, data):
 
 
 def test_private_mode_makes_the_same_and_writes_nothing(tmp_path):
-    written = laid_out(plain(60))
+    written = laid_out(make_records(60))
     shared, private = tmp_path / "shared", tmp_path / "private"
     opened(shared, written).dispatcher.run_to_end()
     store = opened(private, written, mode=Mode.PRIVATE)
@@ -157,7 +159,7 @@ def test_private_mode_makes_the_same_and_writes_nothing(tmp_path):
 
 
 def test_private_mode_goes_on_in_files_that_are_there(tmp_path):
-    written = laid_out(plain(30))
+    written = laid_out(make_records(30))
     half = written.records[15].physical_offset
     store = opened(tmp_path, written)
     store.dispatcher.run_once(half)
@@ -171,7 +173,7 @@ def test_private_mode_goes_on_in_files_that_are_there(tmp_path):
 
 
 def test_without_the_index_only_queues_are_made(tmp_path):
-    written = laid_out(plain(5))
+    written = laid_out(make_records(5))
     parts.write_log(tmp_path, written.log)
     config = replace(CONFIG, message_index_enable=False)
     store = parts.attach(tmp_path, config, minimum=0, wrote=written.end)
@@ -187,7 +189,7 @@ def test_more_queues_than_are_kept_open(tmp_path, monkeypatch):
         record
         for n in range(4)
         for queue_id in range(300)
-        for record in [replace(plain(1, queue_id=queue_id)[0], queue_offset=n)]
+        for record in [replace(make_records(1, queue_id=queue_id)[0], queue_offset=n)]
     ]
     written = laid_out(mixed)
     store = opened(tmp_path, written)
@@ -200,7 +202,7 @@ def test_more_queues_than_are_kept_open(tmp_path, monkeypatch):
 def test_due_times_follow_the_configured_levels(tmp_path):
     bare = [
         replace(r, topic=SCHEDULE_TOPIC, raw_properties=f"DELAY\x01{level}\x02TAGS\x01a".encode())
-        for r, level in zip(plain(6), ["1", "2", "+3", "99", "0", "x"], strict=True)
+        for r, level in zip(make_records(6), ["1", "2", "+3", "99", "0", "x"], strict=True)
     ]
     written = laid_out(bare)
     parts.write_log(tmp_path, written.log)
@@ -218,7 +220,7 @@ def test_due_times_follow_the_configured_levels(tmp_path):
 
 
 def test_extended_units_stand_beside_the_queue(tmp_path):
-    written = laid_out(plain(40))
+    written = laid_out(make_records(40))
     parts.write_log(tmp_path, written.log)
     config = replace(CONFIG, enable_consume_queue_ext=True, mapped_file_size_consume_queue_ext_bytes=128)
     first = parts.attach(tmp_path, config, minimum=0, wrote=written.end)
@@ -246,7 +248,7 @@ def test_extended_units_stand_beside_the_queue(tmp_path):
 
 
 def test_a_damaged_record_is_stepped_over_and_listed(tmp_path):
-    written = laid_out(plain(20))
+    written = laid_out(make_records(20))
     bad = written.records[7]
     parts.write_log(tmp_path, written.log)
     store = parts.attach(tmp_path, CONFIG, minimum=0, wrote=written.end)
@@ -271,7 +273,7 @@ def test_a_damaged_record_is_stepped_over_and_listed(tmp_path):
 
 @pytest.mark.parametrize("queue_offset", [2**62, 300])
 def test_a_queue_offset_far_ahead_is_damage_and_not_a_long_gap(tmp_path, queue_offset):
-    records = plain(12)
+    records = make_records(12)
     records[9] = replace(records[9], queue_offset=queue_offset)
     written = laid_out(records)
     store = opened(tmp_path, written)
@@ -282,7 +284,7 @@ def test_a_queue_offset_far_ahead_is_damage_and_not_a_long_gap(tmp_path, queue_o
 
 
 def test_a_full_disk_stops_dispatch_and_room_lets_it_go_on(tmp_path, monkeypatch):
-    written = laid_out(plain(60))
+    written = laid_out(make_records(60))
     store = opened(tmp_path, written)
 
     def refuse(*arguments: object) -> None:
@@ -300,7 +302,7 @@ def test_a_full_disk_stops_dispatch_and_room_lets_it_go_on(tmp_path, monkeypatch
 
 
 def test_an_index_file_that_cannot_be_made_leaves_no_key_entered_twice(tmp_path, monkeypatch):
-    written = laid_out(plain(60))
+    written = laid_out(make_records(60))
     store = opened(tmp_path, written)
     add = store.index.add
     calls = 0
@@ -324,7 +326,7 @@ def test_an_index_file_that_cannot_be_made_leaves_no_key_entered_twice(tmp_path,
 
 
 def test_records_removed_before_they_were_dispatched(tmp_path, caplog):
-    written = laid_out(plain(200))
+    written = laid_out(make_records(200))
     store = opened(tmp_path, written)
     store.dispatcher.run_once(1000)
     done = store.control.queue_dispatched(0)
@@ -349,7 +351,7 @@ def test_records_removed_before_they_were_dispatched(tmp_path, caplog):
 
 
 def test_a_thread_that_is_dispatching_does_not_wait_for_itself(tmp_path):
-    written = laid_out(plain(10))
+    written = laid_out(make_records(10))
     store = opened(tmp_path, written)
     inside = []
     segment_for = store.commit_log.segment_for
@@ -366,7 +368,7 @@ def test_a_thread_that_is_dispatching_does_not_wait_for_itself(tmp_path):
 
 
 def test_a_busy_dispatcher_is_waited_for_a_bounded_time(tmp_path):
-    written = laid_out(plain(10))
+    written = laid_out(make_records(10))
     store = opened(tmp_path, written)
     held, release = threading.Event(), threading.Event()
 
@@ -405,7 +407,7 @@ def test_several_dispatchers_take_turns(written, turns):
 
 
 def test_dispatching_all_again_gives_the_same_files(tmp_path):
-    written = laid_out(plain(60))
+    written = laid_out(make_records(60))
     store = opened(tmp_path, written)
     store.dispatcher.run_to_end()
     before = queue_files(tmp_path), index_files(tmp_path)

@@ -36,7 +36,7 @@ def copy(path, begin, hours_ago=0.0, size=4096):
     return path
 
 
-def kept(path):
+def quarantined(path):
     return sorted(int(one.name[10:30]) for one in (path / "quarantine").glob("commitlog-*"))
 
 
@@ -50,7 +50,7 @@ def test_old_copies_go_and_young_ones_stay(tmp_path, caplog, call):
         other.write_text("kept")
         os.utime(other, (0, 0))
         getattr(store, call)()
-        assert kept(tmp_path) == [200_000] and other.exists()
+        assert quarantined(tmp_path) == [200_000] and other.exists()
         assert f"{gone}: removed" in caplog.text
 
 
@@ -59,10 +59,10 @@ def test_the_oldest_go_when_all_take_too_much(tmp_path):
         for number in range(6):
             copy(tmp_path, number * 100_000, hours_ago=6 - number)
         store.clean()
-        assert kept(tmp_path) == [300_000, 400_000, 500_000]
+        assert quarantined(tmp_path) == [300_000, 400_000, 500_000]
         store.configure(quarantine_bytes_max=0)
         store.clean()
-        assert kept(tmp_path) == []
+        assert quarantined(tmp_path) == []
 
 
 def test_what_belongs_to_damage_found_of_late_stays(tmp_path, later):
@@ -73,13 +73,13 @@ def test_what_belongs_to_damage_found_of_late_stays(tmp_path, later):
         copy(tmp_path, 100_000, hours_ago=1)
         manifest.add_damage(8_000, 8_100, "bad checksum", "")
         store.clean()
-        assert kept(tmp_path) == [8_000]
+        assert quarantined(tmp_path) == [8_000]
         later(9)
         store.clean()
-        assert kept(tmp_path) == [8_000]
+        assert quarantined(tmp_path) == [8_000]
         later(2)
         store.clean()
-        assert kept(tmp_path) == []
+        assert quarantined(tmp_path) == []
         assert store.stats()["holes"] == [(8_000, 8_100)]
 
 

@@ -86,7 +86,10 @@ def _notes(life: Life) -> list[str]:
 
 def _chord_words(chord: Chord, begin_ms: int) -> list[str]:
     size = "?" if chord.size is None else chord.size
-    words = [f"chord {chord.group_id}", f"{chord.parts}{' or more' if chord.cut else ''} of {size} parts"]
+    words = [
+        f"chord {chord.group_id}",
+        f"{chord.parts}{' or more' if chord.has_more else ''} of {size} parts",
+    ]
     if chord.last_part_ms is not None:
         words.append(f"last part {_after(chord.last_part_ms, begin_ms)}")
     if chord.done_ms is not None:
