@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 
 from benchmarks.suite.workload import Job, Measure
-from tests.interop import rocketmq
+from tests.support.interop import rocketmq
 
 JVM_FLAGS = ("-XX:+UseParallelGC", "-Xms1g", "-Xmx1g")
 CASES = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Command
 from tests.golden.conftest import unpack_golden
+from tests.support.cli.command import Command
 
 __all__ = ["command", "store_path", "unpack_golden"]
 

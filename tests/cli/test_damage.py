@@ -12,8 +12,8 @@ import sys
 import pytest
 
 import cystore
-from tests.cli import stores
-from tests.cli.command import settings
+from tests.support.cli import stores
+from tests.support.cli.command import settings
 
 SMALLER = {
     "mapped_file_size_commit_log_bytes": 16384,

@@ -4,9 +4,9 @@ before and after."""
 from __future__ import annotations
 
 import cystore
-from tests.cli import stores
-from tests.cli.command import SMALL, golden_settings, settings
-from tests.golden.stores import unpack_or_skip
+from tests.support.cli import stores
+from tests.support.cli.command import SMALL, golden_settings, settings
+from tests.support.golden.stores import unpack_or_skip
 
 LEVELS = "0s 1m 2h"
 SETTINGS = settings({**SMALL, "message_delay_level": LEVELS})

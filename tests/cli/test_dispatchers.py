@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cystore
-from tests.cli import stores
+from tests.support.cli import stores
 
 
 def test_each_dispatcher_with_its_lag(command, store_path):

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 import cystore
-from tests.cli import stores
-from tests.cli.command import golden_settings
+from tests.support.cli import stores
+from tests.support.cli.command import golden_settings
 
 FIELDS = [
     *(

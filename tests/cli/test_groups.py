@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import cystore
-from tests.cli import stores
+from tests.support.cli import stores
 
 
 @pytest.fixture

@@ -26,13 +26,13 @@ from cystore.operate import ledger_import
 from cystore.operate.backup import TargetError
 from cystore.operate.ledger_import import Imported, import_ledger
 from cystore.system import files
-from tests.cli.command import Command, settings
-from tests.golden.ledger_stores import SMALL, WITH_BODY, entry, killed, overwrite, switched
-from tests.golden.stores import Golden
 from tests.oracle import ledger
 from tests.support.checks import check_chain, everything
+from tests.support.cli.command import Command, settings
+from tests.support.disks.small_disk import on_small_disk
+from tests.support.golden.ledger_stores import SMALL, WITH_BODY, entry, killed, overwrite, switched
+from tests.support.golden.stores import Golden
 from tests.support.process import ROOT
-from tests.support.small_disk import on_small_disk
 
 __all__ = ["killed", "switched"]
 

@@ -8,9 +8,9 @@ import os
 import pytest
 
 import cystore
-from tests.cli import stores
-from tests.cli.command import golden_settings
-from tests.golden.stores import NAMES
+from tests.support.cli import stores
+from tests.support.cli.command import golden_settings
+from tests.support.golden.stores import NAMES
 
 
 def info(command, path, *arguments):

@@ -14,9 +14,9 @@ import pytest
 
 import cystore
 from cystore.operate import exits
-from tests.cli import stores
-from tests.cli.command import SMALL, settings
-from tests.golden.stores import REPOSITORY
+from tests.support.cli import stores
+from tests.support.cli.command import SMALL, settings
+from tests.support.golden.stores import REPOSITORY
 
 NAMES = ("info", "topics", "dump", "query", "put", "tail", "verify", "recover", "rebuild")
 GROUPS = {"quarantine": ("list", "show", "restore")}

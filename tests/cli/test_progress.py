@@ -12,8 +12,8 @@ import threading
 import pytest
 
 from cystore.operate.progress import PlainBar, RichBar, progress
-from tests.cli import stores
-from tests.cli.command import settings
+from tests.support.cli import stores
+from tests.support.cli.command import settings
 
 
 class Terminal:

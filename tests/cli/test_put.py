@@ -7,7 +7,7 @@ import json
 import pytest
 
 import cystore
-from tests.cli.command import SMALL, settings
+from tests.support.cli.command import SMALL, settings
 
 SETTINGS = settings(SMALL)
 

@@ -9,8 +9,8 @@ import cystore
 from cystore.config import StoreConfig
 from cystore.engine.manifest.manifest import read_damaged_ranges
 from cystore.recovery.restore import listed, parts, restore
-from tests.cli import stores
-from tests.cli.command import settings
+from tests.support.cli import stores
+from tests.support.cli.command import settings
 
 SETTINGS = settings(stores.SMALL)
 CONFIG = StoreConfig(**stores.SMALL, exclusive=True)

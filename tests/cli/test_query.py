@@ -4,8 +4,8 @@ store."""
 from __future__ import annotations
 
 import cystore
-from tests.cli import stores
-from tests.cli.command import golden_settings, settings
+from tests.support.cli import stores
+from tests.support.cli.command import golden_settings, settings
 
 
 def numbers(rows):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cystore
-from tests.cli import stores
+from tests.support.cli import stores
 
 
 def test_by_offset_and_by_id(command, store_path):

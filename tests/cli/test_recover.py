@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 import cystore
-from tests.cli import stores
-from tests.cli.command import golden_settings, settings
+from tests.support.cli import stores
+from tests.support.cli.command import golden_settings, settings
 
 SETTINGS = settings(stores.SMALL)
 

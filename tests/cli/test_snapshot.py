@@ -18,13 +18,13 @@ from cystore.config import StoreConfig
 from cystore.errors import StoreFormatError, StorePermissionError
 from cystore.operate import backup, facts
 from cystore.operate.backup import TargetError
-from tests.cli.command import Command
-from tests.cli.stores import write, write_and_crash
 from tests.support.checks import check_chain, everything
 from tests.support.cleaning import check_cleaned, fill, filled
+from tests.support.cli.command import Command
+from tests.support.cli.stores import write, write_and_crash
 from tests.support.clock import turn
+from tests.support.disks.small_disk import on_small_disk
 from tests.support.process import ROOT, Process
-from tests.support.small_disk import on_small_disk
 from tests.support.small_stores import LOG_BYTES, open_small
 
 DAY_MS = 86_400_000

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 import cystore
-from tests.cli import stores
+from tests.support.cli import stores
 
 
 def number(line):

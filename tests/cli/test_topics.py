@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 import cystore
-from tests.cli import stores
-from tests.cli.command import settings
+from tests.support.cli import stores
+from tests.support.cli.command import settings
 
 SETTINGS = settings(stores.SMALL)
 EXPECTED = [

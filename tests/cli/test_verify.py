@@ -8,9 +8,9 @@ import json
 import pytest
 
 import cystore
-from tests.cli import stores
-from tests.cli.command import golden_settings, settings
-from tests.golden.stores import NAMES
+from tests.support.cli import stores
+from tests.support.cli.command import golden_settings, settings
+from tests.support.golden.stores import NAMES
 
 SETTINGS = settings(stores.SMALL)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.golden import stores
+from tests.support.golden import stores
 
 
 @pytest.fixture(params=stores.NAMES)

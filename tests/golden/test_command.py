@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from tests.golden.answers import java_host
-from tests.golden.cystore_config import cystore_config
-from tests.golden.dump import java_host as java_host_of_bytes
-from tests.golden.stores import REPOSITORY
 from tests.oracle import store as oracle
+from tests.support.golden.answers import java_host
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.golden.dump import java_host as java_host_of_bytes
+from tests.support.golden.stores import REPOSITORY
 
 # Root writes where it likes; without its capabilities the permissions bind it as they bind everybody.
 AS_ANYBODY = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()

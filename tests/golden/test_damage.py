@@ -8,10 +8,10 @@ import json
 import pytest
 
 import cystore
-from tests.golden.answers import as_row, queue_messages
-from tests.golden.cystore_config import cystore_config
 from tests.oracle import queue
 from tests.oracle import store as oracle
+from tests.support.golden.answers import as_row, queue_messages
+from tests.support.golden.cystore_config import cystore_config
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import shutil
 import pytest
 
 import cystore
-from tests.golden.cystore_config import cystore_config
-from tests.golden.stores import unpack_or_skip
 from tests.support.checks import everything
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.golden.stores import unpack_or_skip
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 

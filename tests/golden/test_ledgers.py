@@ -16,11 +16,11 @@ from cystore.dledger.source import Source
 from cystore.dledger.verify import verify
 from cystore.layout import takes_queue_offset
 from cystore.operate.ledger_import import Imported, import_ledger
-from tests.golden.answers import as_row, queue_messages, topics_and_queues
-from tests.golden.ledger_stores import NAMES, SMALL, unpack, without_place
-from tests.golden.stores import Golden
 from tests.oracle import ledger
 from tests.support.checks import check_chain
+from tests.support.golden.answers import as_row, queue_messages, topics_and_queues
+from tests.support.golden.ledger_stores import NAMES, SMALL, unpack, without_place
+from tests.support.golden.stores import Golden
 
 FILE_BYTES = SMALL["mapped_file_size_commit_log_bytes"]
 

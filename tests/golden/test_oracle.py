@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.golden.dump import as_rocketmq
-from tests.golden.stores import NAMES
 from tests.oracle import index, queue, store
 from tests.oracle.checkpoint import Checkpoint, parse_offsets
 from tests.oracle.checkpoint import encode as encode_checkpoint
 from tests.oracle.log import Log, lay_out
 from tests.oracle.record import Blank, encode
+from tests.support.golden.dump import as_rocketmq
+from tests.support.golden.stores import NAMES
 
 
 @pytest.fixture

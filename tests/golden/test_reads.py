@@ -9,10 +9,10 @@ import pytest
 
 import cystore
 from cystore import GetStatus
-from tests.golden import stores
-from tests.golden.answers import NOT_IN_A_MESSAGE, as_row, queue_messages, topics_and_queues
-from tests.golden.cystore_config import cystore_config
 from tests.oracle import store as oracle
+from tests.support.golden import stores
+from tests.support.golden.answers import NOT_IN_A_MESSAGE, as_row, queue_messages, topics_and_queues
+from tests.support.golden.cystore_config import cystore_config
 
 
 @pytest.fixture(scope="module", params=stores.NAMES)

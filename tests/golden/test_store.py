@@ -7,9 +7,9 @@ import hashlib
 import pytest
 
 import cystore
-from tests.golden.answers import queue_messages, topics_and_queues
-from tests.golden.cystore_config import cystore_config
 from tests.oracle import store as oracle
+from tests.support.golden.answers import queue_messages, topics_and_queues
+from tests.support.golden.cystore_config import cystore_config
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import cystore
-from tests.support.ha_pair import check_equal, fill, free_port, masters, slaves, until, wait_log, wrote
+from tests.support.ha.ha_pair import check_equal, fill, free_port, masters, slaves, until, wait_log, wrote
 
 COMMAND = [sys.executable, "-m", "cystore"]
 

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 import cystore
-from tests.support.ha_pair import (
+from tests.support.ha.ha_pair import (
     check_equal,
     every,
     fill,

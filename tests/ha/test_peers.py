@@ -16,7 +16,7 @@ import pytest
 import cystore
 from cystore.ha.link import wire
 from cystore.ha.master import SLAVES_MAX
-from tests.support.ha_pair import (
+from tests.support.ha.ha_pair import (
     check_equal,
     fill,
     free_port,

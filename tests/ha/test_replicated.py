@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import cystore
-from tests.support.ha_pair import check_equal, fill, free_port, masters, slaves, until, wait_log, wrote
+from tests.support.ha.ha_pair import check_equal, fill, free_port, masters, slaves, until, wait_log, wrote
 from tests.support.process import Failed, Process
 
 OPENED = "import cystore; store = cystore.open(path, **settings)"

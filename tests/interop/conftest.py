@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.stores import Golden
-from tests.interop import fresh
-from tests.interop.rocketmq import RocketMQ, Unavailable, build
 from tests.oracle import store as oracle
+from tests.support.golden.stores import Golden
+from tests.support.interop import fresh
+from tests.support.interop.rocketmq import RocketMQ, Unavailable, build
 
 
 @pytest.fixture(scope="session")

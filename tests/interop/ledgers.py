@@ -15,10 +15,10 @@ import sys
 import tarfile
 from pathlib import Path
 
-from tests.interop.rocketmq import ANSWER_TIMEOUT_S, RocketMQ, build
-from tests.interop.specs import SMALL, TOPICS, Writer
 from tests.oracle.ledger import INDEX_BYTES, cut_index_files, grow_index_files
-from tests.support.ha_pair import free_port
+from tests.support.ha.ha_pair import free_port
+from tests.support.interop.rocketmq import ANSWER_TIMEOUT_S, RocketMQ, build
+from tests.support.interop.specs import SMALL, TOPICS, Writer
 
 LEVELS = "1s 2s 1h"
 CHECKPOINT_MS = 3000  # DLedger writes its checkpoint so often, and at a shutdown

@@ -6,10 +6,10 @@ import shutil
 import pytest
 
 import cystore
-from tests.golden.cystore_config import cystore_config
-from tests.interop import specs
-from tests.interop.cystore_side import dump_of_copy, killed_while_putting, put_all
-from tests.interop.expect import (
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.interop import specs
+from tests.support.interop.cystore_side import dump_of_copy, killed_while_putting, put_all
+from tests.support.interop.expect import (
     Stored,
     check_queries,
     check_queues,
@@ -18,7 +18,7 @@ from tests.interop.expect import (
     message_of,
     rows_of,
 )
-from tests.interop.rocketmq import ANSWER_TIMEOUT_S, Refused
+from tests.support.interop.rocketmq import ANSWER_TIMEOUT_S, Refused
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import time
 import pytest
 
 import cystore
-from tests.golden.cystore_config import cystore_config
-from tests.interop import specs
-from tests.interop.cystore_side import digests, dump_of_copy
-from tests.interop.expect import message_of, rows_of
-from tests.interop.rocketmq import ANSWER_TIMEOUT_S
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.interop import specs
+from tests.support.interop.cystore_side import digests, dump_of_copy
+from tests.support.interop.expect import message_of, rows_of
+from tests.support.interop.rocketmq import ANSWER_TIMEOUT_S
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 LEVELS = "3s 1h"

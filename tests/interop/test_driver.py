@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.golden import stores
-from tests.interop.rocketmq import ANSWER_TIMEOUT_S, Refused
+from tests.support.golden import stores
+from tests.support.interop.rocketmq import ANSWER_TIMEOUT_S, Refused
 
 TIMES = {
     "storeTimestamp",

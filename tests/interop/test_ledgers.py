@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.golden import test_ledgers
-from tests.golden.ledger_stores import NAMES, without_place
-from tests.golden.stores import Golden
 from tests.golden.test_ledgers import imported, source
 from tests.interop import ledgers
-from tests.interop.fresh import questions
-from tests.interop.rocketmq import RocketMQ
-from tests.interop.specs import SMALL
 from tests.oracle import ledger
+from tests.support.golden.ledger_stores import NAMES, without_place
+from tests.support.golden.stores import Golden
+from tests.support.interop.fresh import questions
+from tests.support.interop.rocketmq import RocketMQ
+from tests.support.interop.specs import SMALL
 
 __all__ = ["source"]
 pytestmark = pytest.mark.slow

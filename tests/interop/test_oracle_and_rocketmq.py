@@ -3,7 +3,7 @@
 
 from tests.golden import test_oracle
 from tests.golden.test_oracle import directory
-from tests.interop.fresh import questions
+from tests.support.interop.fresh import questions
 
 __all__ = ["directory"]
 

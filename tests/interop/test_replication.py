@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 
 import cystore
-from tests.golden.cystore_config import cystore_config
-from tests.interop import specs
-from tests.interop.cystore_side import dump_of_copy, put_all
-from tests.interop.expect import Stored, check_queries, check_queues, check_records
-from tests.support.ha_pair import QUICK, free_port, log_bytes, until, wait_log
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.ha.ha_pair import QUICK, free_port, log_bytes, until, wait_log
+from tests.support.interop import specs
+from tests.support.interop.cystore_side import dump_of_copy, put_all
+from tests.support.interop.expect import Stored, check_queries, check_queues, check_records
 
 JVM_QUICK = {"haSendHeartbeatInterval": 200, "haHousekeepingInterval": 5000}
 

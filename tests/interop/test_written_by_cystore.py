@@ -9,11 +9,11 @@ import pytest
 
 import cystore
 from cystore import layout
-from tests.golden.cystore_config import cystore_config
-from tests.interop import specs
-from tests.interop.cystore_side import dump_of_copy, killed_while_putting, put_all
-from tests.interop.expect import check_queries, check_queues, check_records, check_times, rows_of
 from tests.support.clock import turn
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.interop import specs
+from tests.support.interop.cystore_side import dump_of_copy, killed_while_putting, put_all
+from tests.support.interop.expect import check_queries, check_queues, check_records, check_times, rows_of
 
 # Delays have an issue of their own, and a crash a test of its own.
 SHAPES = ("clean", "ext", "batch", "ipv6", "multi_index", "transaction", "edge", "mixed")

@@ -8,9 +8,9 @@ import pytest
 
 import cystore
 from tests.golden import test_reads, test_store
-from tests.golden.cystore_config import cystore_config
-from tests.golden.stores import Golden
-from tests.interop.fresh import questions
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.golden.stores import Golden
+from tests.support.interop.fresh import questions
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.golden.stores import NAMES
 from tests.oracle.log import Log, lay_out, read_log
 from tests.oracle.record import Blank, NotValid, Record
 from tests.oracle.recovery import next_valid
+from tests.support.golden.stores import NAMES
 from tests.support.property.strategies import damage, logs
 
 log_walk = pytest.importorskip("cystore._native.scan.log_walk", reason="the kernels are not built")

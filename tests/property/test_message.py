@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cystore.errors import CorruptRecordError
-from tests.golden.dump import java_host
 from tests.oracle import properties
 from tests.oracle.record import Blank, NotValid, encode, parse
+from tests.support.golden.dump import java_host
 from tests.support.property.strategies import damage, raw_properties, records, sound_properties
 
 kernel = pytest.importorskip("cystore._native.record.message", reason="the kernels are not built")

@@ -17,11 +17,11 @@ import cystore
 from cystore.recovery.apply import drop_derived
 from cystore.verify import verify
 from tests.golden.conftest import unpack_golden as unpack_golden
-from tests.golden.cystore_config import cystore_config
-from tests.golden.stores import NAMES
 from tests.oracle.record import ROCKETMQ_MAGIC, SCHEDULE_TOPIC, encode
 from tests.spark.conftest import fill
 from tests.spark.test_processes import program
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.golden.stores import NAMES
 from tests.support.recovery_stores import make_records, write
 from tests.support.small_stores import SETTINGS, open_small
 

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from cystore.columns.archiver import archive_store
 from cystore.columns.parquet import OF_LOG
-from tests.interop.rocketmq import Unavailable
 from tests.spark.table_readers import read_tables
+from tests.support.interop.rocketmq import Unavailable
 from tests.support.small_stores import open_small
 from tests.unit.columns.test_archive_table import by_arrow, opened
 from tests.unit.columns.test_archiver import EXPIRED, put_some

@@ -14,6 +14,9 @@ from tests.structure.sources import ROOT, files, name_of
 SOURCES = files(".py", ".pyx", ".pxd", ".pyi", ".h", under="cystore")
 FOLDERS = sorted({path.parent for path in SOURCES})
 PLACES = [place for place, _ in layers.ROOMS]
+SUPPORT = ROOT / "tests" / "support"
+# Rooms of tests that are programs or tools by themselves.
+PROGRAMS = {"celery/integration", "oracle", "spark/table_readers", "structure"}
 
 
 def _modules(folder: Path) -> set[str]:
@@ -56,3 +59,27 @@ def test_the_page_shows_the_table():
     page = (ROOT / "docs" / "architecture.md").read_text()
     shown = page.partition(layers.PICTURE_BEGIN)[2].partition(layers.PICTURE_END)[0]
     assert shown.strip() == layers.picture(), "copy layers.picture() into docs/architecture.md"
+
+
+def test_helpers_of_tests_are_in_one_place():
+    """A folder with a `__main__`, and a module that says `python -m` of itself, are programs."""
+    tests = ROOT / "tests"
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in files(".py", under="tests")
+        if not path.is_relative_to(SUPPORT)
+        and not path.name.startswith(("test_", "conftest", "__init__"))
+        and str(path.parent.relative_to(tests)) not in PROGRAMS
+        and not any((folder / "__main__.py").exists() for folder in (path.parent, path.parent.parent))
+        and f"python -m {name_of(path).replace('/', '.').removesuffix('.py')}" not in path.read_text()
+    ]
+    assert not wrong, f"move to tests/support: {wrong}"
+
+
+def test_a_room_of_helpers_is_not_too_full():
+    rooms: dict[Path, set[str]] = {}
+    for path in files(".py", under="tests/support"):
+        rooms.setdefault(path.parent, set()).add(path.stem)
+    assert not {
+        str(room): sorted(names) for room, names in rooms.items() if len(names) > layers.ROOM_MODULES_MAX
+    }

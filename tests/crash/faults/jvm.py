@@ -18,11 +18,11 @@ import pytest
 
 import cystore
 from tests.crash.matrix import Case, Fault, Run
-from tests.golden.cystore_config import cystore_config
-from tests.interop import specs
-from tests.interop.rocketmq import Refused, RocketMQ, Unavailable, build
 from tests.support.aftermath import after_check
 from tests.support.checks import check
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.interop import specs
+from tests.support.interop.rocketmq import Refused, RocketMQ, Unavailable, build
 from tests.support.processes.fork_server import ForkServer, environment
 from tests.support.processes.writer_group import WriterGroup, check_reopened
 

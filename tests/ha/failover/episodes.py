@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.ha.failover.fleet import LEASE_MS, Fleet
+from tests.support.ha.fleet import LEASE_MS, Fleet
 
 ROUND = 10
 QUIET_S = 0.05

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.ha.failover.checker import Stored, check
+from tests.support.ha.checker import Stored, check
 
 COUNT, SIZE = 12, 100
 

@@ -10,7 +10,7 @@ import pytest
 
 import cystore
 from cystore.ha.epochs.truncation import order_truncation
-from tests.support.ha_pair import every, fill, log_bytes, wrote
+from tests.support.ha.ha_pair import every, fill, log_bytes, wrote
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS, open_small
 

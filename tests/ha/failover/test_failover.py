@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.ha.failover.episodes import run
-from tests.ha.failover.etcd import needs_etcd
-from tests.ha.failover.fleet import Fleet
-from tests.ha.failover.network import needs_namespaces
-from tests.support.ha_pair import until
+from tests.support.ha.etcd import needs_etcd
+from tests.support.ha.fleet import Fleet
+from tests.support.ha.ha_pair import until
+from tests.support.ha.network import needs_namespaces
 
 pytestmark = [needs_etcd, needs_namespaces]
 

@@ -9,7 +9,7 @@ import cystore
 from cystore.ha.epochs.history import EPOCHS_MAX, Begin, History, history_of, parse_history
 from cystore.ha.epochs.membership import Membership
 from cystore.ha.link.wire import Joined
-from tests.support.ha_pair import fill, wrote
+from tests.support.ha.ha_pair import fill, wrote
 from tests.support.small_stores import open_small
 
 

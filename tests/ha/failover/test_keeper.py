@@ -19,9 +19,9 @@ from cystore.errors import ElectionError
 from cystore.ha.election.etcd import Etcd
 from cystore.ha.election.group import Elected, Group
 from cystore.ha.election.keeper import Keeper
-from tests.ha.failover.etcd import EtcdServer, needs_etcd
 from tests.support import parts
-from tests.support.ha_pair import until
+from tests.support.ha.etcd import EtcdServer, needs_etcd
+from tests.support.ha.ha_pair import until
 from tests.support.small_stores import SETTINGS
 
 LEASE_MS = 2_000

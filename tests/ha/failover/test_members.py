@@ -15,8 +15,8 @@ from cystore.ha.election.group import Group, View
 from cystore.ha.election.orders import group_of, promote
 from cystore.ha.link import wire
 from cystore.ha.role import FLAG_SLAVE, role_of
-from tests.ha.failover.etcd import EtcdServer, needs_etcd
-from tests.support.ha_pair import (
+from tests.support.ha.etcd import EtcdServer, needs_etcd
+from tests.support.ha.ha_pair import (
     QUICK,
     check_equal,
     every,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.interop.rocketmq import BUILD_TIMEOUT_S, UNREACHABLE, Unavailable
+from tests.support.interop.rocketmq import BUILD_TIMEOUT_S, UNREACHABLE, Unavailable
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent

@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 import cystore
 from cystore.cli.program import main as command
 from cystore.engine.manifest import manifest_file
-from tests.golden import stores as golden
-from tests.golden.cystore_config import cystore_config
+from tests.support.golden import stores as golden
+from tests.support.golden.cystore_config import cystore_config
 from tests.support.small_stores import SETTINGS
 
 DEADLINE_S = 85  # of sleep; below the time that a test waits for an answer

@@ -9,8 +9,8 @@ import cystore
 from cystore.consumers import table
 from cystore.consumers.offset_file import read_consumer_offsets
 from cystore.errors import StoreIOError, StoreTimeoutError
+from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
 from tests.support.process import Process
-from tests.support.small_disk import NOT_ASKED, on_small_disk
 
 pytestmark = pytest.mark.unsanitized  # about full disks
 

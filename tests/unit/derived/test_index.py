@@ -21,10 +21,10 @@ from cystore.config import StoreConfig
 from cystore.derived.files.index import ALLOCATE_BYTES, IndexFiles, file_length
 from cystore.engine.files.segments import Mode
 from cystore.errors import StoreFormatError
-from tests.golden import stores
 from tests.oracle import index as oracle
 from tests.oracle.record import Record
 from tests.support import parts
+from tests.support.golden import stores
 
 SLOTS, CAPACITY = 5, 8
 CONFIG = StoreConfig(max_hash_slot_num=SLOTS, max_index_num=CAPACITY)

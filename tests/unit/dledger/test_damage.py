@@ -21,8 +21,8 @@ from cystore.dledger.source import Source
 from cystore.dledger.verify import verify
 from cystore.errors import StoreError, StoreFormatError, StorePermissionError
 from cystore.operate.ledger_import import import_ledger
-from tests.golden.ledger_stores import SMALL, WITH_BODY, entry, killed, overwrite, switched, unpack
 from tests.oracle import ledger
+from tests.support.golden.ledger_stores import SMALL, WITH_BODY, entry, killed, overwrite, switched, unpack
 
 __all__ = ["killed", "switched"]
 INDEX_ENTRY_BYTES = ledger.INDEX_ENTRY.size

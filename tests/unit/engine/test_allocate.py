@@ -25,8 +25,8 @@ from cystore.errors import (
     StoreResourceError,
 )
 from cystore.system import files
+from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
 from tests.support.process import Failed, Process
-from tests.support.small_disk import NOT_ASKED, on_small_disk
 from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
 
 PAGE = os.sysconf("SC_PAGESIZE")

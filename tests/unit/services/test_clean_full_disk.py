@@ -8,7 +8,7 @@ import pytest
 from cystore.derived.files.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
 from cystore.system import files
 from cystore.system.small_files import SPARE
-from tests.support.small_disk import NOT_ASKED, on_small_disk
+from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
 
 pytestmark = pytest.mark.unsanitized  # about full disks
 

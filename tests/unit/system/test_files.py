@@ -22,8 +22,8 @@ from cystore.errors import (
 )
 from cystore.system import files, folders
 from cystore.system.ranges import file_ranges
+from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
 from tests.support.process import Process
-from tests.support.small_disk import NOT_ASKED, on_small_disk
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.small_disk import NOT_ASKED, on_small_disk
+from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
 
 pytestmark = pytest.mark.unsanitized  # about full disks
 

@@ -7,8 +7,8 @@ import pytest
 
 import cystore
 from cystore.errors import StoreTimeoutError
+from tests.support.disks.small_disk import on_small_disk
 from tests.support.process import Process
-from tests.support.small_disk import on_small_disk
 
 FULL = """
 import os, sys, cystore

@@ -19,9 +19,9 @@ from cystore.verify import verify
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
 from cystore.verify.parallel import VerifyParts, verify_at_rest
 from cystore.verify.ranges import joined_damage
-from tests.golden.cystore_config import cystore_config
-from tests.golden.stores import NAMES, unpack_or_skip
 from tests.oracle.record import ROCKETMQ_MAGIC
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.golden.stores import NAMES, unpack_or_skip
 from tests.support.recovery_stores import FILE_BYTES, fingerprint, make_records, write
 from tests.support.small_stores import SETTINGS
 from tests.unit.recovery.test_queues import damage_entry

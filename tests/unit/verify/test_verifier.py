@@ -10,9 +10,9 @@ from cystore.config import StoreConfig
 from cystore.recovery.apply import drop_derived
 from cystore.verify import Bounds, verify
 from tests.golden.conftest import unpack_golden as unpack_golden
-from tests.golden.cystore_config import cystore_config
-from tests.golden.stores import NAMES
 from tests.oracle import queue
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.golden.stores import NAMES
 from tests.support.property import stores
 from tests.support.recovery_stores import FILE_BYTES, fingerprint, make_records, write
 from tests.unit.recovery.test_queues import assert_queues_follow, damage_entry

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import cystore
-from tests.golden.answers import java_host
 from tests.oracle import java
 from tests.oracle.queue import ENTRY_BYTES
 from tests.oracle.record import (
@@ -20,6 +19,7 @@ from tests.oracle.record import (
     TRANSACTION_MASK,
     host_bytes,
 )
+from tests.support.golden.answers import java_host
 
 LOCAL_BORN, LOCAL_STORE = "127.0.0.1:5000", "127.0.0.1:10911"
 QUERY_MAX = 64

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".cache" / "rocketmq"
 PROJECT = ROOT / "tests" / "interop" / "pom.xml"
 SOURCES = (ROOT / "tests" / "interop" / "driver", ROOT / "benchmarks" / "peers" / "rocketmq")

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-from tests.golden.stores import Golden
-from tests.interop import specs
-from tests.interop.rocketmq import ANSWER_TIMEOUT_S, RocketMQ
 from tests.oracle.log import read_log
+from tests.support.golden.stores import Golden
+from tests.support.interop import specs
+from tests.support.interop.rocketmq import ANSWER_TIMEOUT_S, RocketMQ
 
 # A store damaged or aged by hand, by the shape that it is made from.
 DERIVED = {"torn_tail": "crash", "torn_middle": "crash", "expired": "clean"}

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.ha.failover.checker import Stored, check
-from tests.ha.failover.disks import Disks
-from tests.ha.failover.etcd import EtcdCluster
-from tests.ha.failover.network import Network
-from tests.ha.failover.node import read_journal
-from tests.support.ha_pair import QUICK, every, log_bytes, until
+from tests.support.ha.checker import Stored, check
+from tests.support.ha.disks import Disks
+from tests.support.ha.etcd import EtcdCluster
+from tests.support.ha.ha_pair import QUICK, every, log_bytes, until
+from tests.support.ha.network import Network
+from tests.support.ha.node import read_journal
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
 
@@ -25,7 +25,7 @@ PORT = 10912
 QUIET = {
     "PYTHONWARNINGS": "ignore"
 }  # etcd3gw loads eventlet where it is installed, which says that it is old
-START = "from tests.ha.failover.node import Node; node = Node(name, path, journal, settings)"
+START = "from tests.support.ha.node import Node; node = Node(name, path, journal, settings)"
 
 
 class Fleet:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.stores import Golden
 from tests.oracle import ledger
+from tests.support.golden.stores import REPOSITORY, Golden
 
-FOLDER = Path(__file__).parent / "ledgers"
+FOLDER = REPOSITORY / "tests" / "golden" / "ledgers"
 NAMES = ("switched", "killed")
 # What shapes the files of the stores made of them.
 SMALL = {

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import cystore
-from tests.cli.command import SMALL, Command
+from tests.support.cli.command import SMALL, Command
 
 TOPICS = ("alpha", "beta")
 
@@ -38,7 +38,7 @@ def write(path: Path, count: int, start: int = 0, **settings: object) -> list[cy
 
 KILLED = """
 import os, signal, sys
-from tests.cli.stores import SMALL, messages
+from tests.support.cli.stores import SMALL, messages
 import cystore
 store = cystore.open(sys.argv[1], **SMALL)
 store.put_many(messages(int(sys.argv[2]), int(sys.argv[3])), flush="sync")

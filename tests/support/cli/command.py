@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.golden.cystore_config import cystore_config
-from tests.golden.stores import REPOSITORY, Golden
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.golden.stores import REPOSITORY, Golden
 
 TIMEOUT_S = 120
 # Small files, so that a test store is small.

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import pytest
 
-from tests.support.ha_pair import free_port, until
+from tests.support.ha.ha_pair import free_port, until
 
 ETCD = shutil.which("etcd")
 needs_etcd = pytest.mark.skipif(ETCD is None, reason="etcd is missing: apt-get install etcd-server")

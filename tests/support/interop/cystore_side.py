@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import cystore
-from tests.interop.expect import Stored, message_of, one_space, singles
-from tests.interop.rocketmq import ROOT, RocketMQ
+from tests.support.interop.expect import Stored, message_of, one_space, singles
+from tests.support.interop.rocketmq import ROOT, RocketMQ
 
 
 def put_all(store: cystore.MessageStore, items: list[dict]) -> list[Stored]:
@@ -47,8 +47,8 @@ def digests(path: Path, folder: str) -> dict[str, str]:
 PUT_UNTIL_KILLED = """
 import json, sys
 import cystore
-from tests.golden.cystore_config import cystore_config
-from tests.interop.expect import message_of, singles
+from tests.support.golden.cystore_config import cystore_config
+from tests.support.interop.expect import message_of, singles
 spec = json.load(sys.stdin)
 store = cystore.open(sys.argv[1], **cystore_config(spec))
 for _ in range(1000):
