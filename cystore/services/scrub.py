@@ -43,7 +43,7 @@ from cystore.services.scrub_progress import (
 )
 from cystore.system import files
 from cystore.verify.bounds import Bounds
-from cystore.verify.log_comparison import Comparison, WrongEntry
+from cystore.verify.record_walk import Comparison, WrongEntry
 
 log = logging.getLogger("cystore")
 

@@ -24,7 +24,7 @@ from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import list_queues
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
-from cystore.verify.index_files import unreadable_index
+from cystore.verify.index_comparison import unreadable_index
 from cystore.verify.queue_comparison import QueueEntries
 from cystore.verify.ranges import (
     QueueInRange,

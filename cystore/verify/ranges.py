@@ -24,9 +24,9 @@ from cystore.recovery.walk.log_reader import Finder, LogReader
 from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import QueueReader, open_queue
 from cystore.verify.bounds import Bounds
-from cystore.verify.index_files import index_file_damage, past_the_end
-from cystore.verify.log_comparison import UNKEYED, Comparison
+from cystore.verify.index_comparison import UNKEYED, index_file_damage, past_the_end
 from cystore.verify.queue_comparison import QueueEntries, QueueSpan
+from cystore.verify.record_walk import Comparison
 
 
 class QueueInRange(NamedTuple):

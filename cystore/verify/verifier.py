@@ -17,8 +17,8 @@ from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.queue_reader import list_queues
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
 from cystore.verify.compacted import compacted_damage
-from cystore.verify.index_files import index_file_damage, past_the_end, unreadable_index
-from cystore.verify.log_comparison import Comparison
+from cystore.verify.index_comparison import index_file_damage, past_the_end, unreadable_index
+from cystore.verify.record_walk import Comparison
 
 
 def verify(
@@ -94,7 +94,7 @@ class _Verifier:
             yield from self._index_files()
         yield from compared.run()
         yield from self._queue_ends()
-        yield from past_the_end(compared.stream, compared.scanner.keys_at, bounds)
+        yield from past_the_end(compared.index.stream, compared.scanner.keys_at, bounds)
         if compared.position < bounds.end:
             rest = replace(bounds, begin=compared.position)
             yield from Comparison(

@@ -1,15 +1,14 @@
-"""Compares the records of a range of the log with their entries in consume queues and index."""
+"""Walks over the records of a range of the log and verifies them. `queue_comparison` compares them with the consume
+queues, `index_comparison` with the index."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from cystore._native.scan import log_walk
 from cystore.derived.files.consume_queue import ENTRY_BYTES
-from cystore.derived.files.index import DIRECTORY as INDEX
 from cystore.engine.manifest.manifest import read_damaged_ranges, read_removed
 from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_stream import IndexStream
@@ -17,10 +16,8 @@ from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key, LogVisitor
 from cystore.recovery.walk.queue_reader import QueueReader
 from cystore.verify.bounds import Bounds
+from cystore.verify.index_comparison import IndexEntries
 from cystore.verify.queue_comparison import QueueEntries, QueueSpan
-
-KEYS_AT_ONCE = 50_000
-UNKEYED = "keys of these records are missing or wrong"
 
 
 class WrongEntry(NamedTuple):
@@ -60,19 +57,16 @@ class Comparison(LogVisitor):
         self._root, self._bounds, self._find_queue, self._each_entry = root, bounds, find_queue, each_entry
         self._known_damage = read_damaged_ranges(root)
         self.queues = QueueEntries(root, bounds, read_removed(root), [])
-        self.stream = IndexStream([])
+        self.index = IndexEntries(root, reader, scanner, bounds)
         self.jumps = False
         self.wrong_entries: list[WrongEntry] = []
-        # The last run of records whose keys the index lacks; it may still grow.
-        self._unkeyed: Damage | None = None
         self._found: list[Damage] = []
 
     def compare_keys(self, stream: IndexStream, first: int) -> None:
         """The index must hold the records' keys, from entry number `first` of `stream` on."""
-        self.stream = stream
         self._stops[log_walk.KEYS] = self._load_keys
         self._stops[log_walk.OTHER_KEY] = self._other_key
-        self.scanner.compare_keys(first, stream.limit, stream.files)
+        self.index.begin(stream, first)
 
     def run(self) -> Iterator[Damage]:
         """Every damaged range."""
@@ -83,8 +77,7 @@ class Comparison(LogVisitor):
                 found.clear()
         yield from found
         yield from self.queues.runs()
-        if self._unkeyed is not None:
-            yield self._unkeyed
+        yield from self.index.last_run()
 
     @property
     def position(self) -> int:
@@ -202,29 +195,9 @@ class Comparison(LogVisitor):
     # ------------------------------------------------------------------------------------ index
 
     def _load_keys(self) -> str | None:
-        # All keys of a record are compared at once, however many files they are in.
-        scanner = self.scanner
-        count = scanner.wanted - scanner.keys_at + KEYS_AT_ONCE
-        scanner.set_keys(self.stream.read(scanner.keys_at, count), scanner.keys_at)
+        self.index.load()
         return None
 
     def _other_key(self) -> str | None:
-        """The walk continues with the index entries of a later record."""
-        scanner = self.scanner
-        position, size = scanner.position, scanner.record()[3]
-        following = self.stream.first_from(scanner.keys_at, position + 1)
-        if following == self.stream.limit and not self._bounds.complete:
-            scanner.stop_comparing_keys()
-            return None
-        scanner.skip_keys(following)
-        last = self._unkeyed
-        if last is not None and (last.end == position or self._reader.blank_fills(last.end)):
-            self._unkeyed = replace(last, end=position + size)
-            return None
-        if last is not None:
-            self._found.append(last)
-        path = self._root / INDEX
-        if scanner.keys_at < self.stream.limit:
-            path = self.stream.place(scanner.keys_at)[0].path
-        self._unkeyed = Damage("index", path, position, position + size, UNKEYED)
+        self._found += self.index.other_key()
         return None
