@@ -14,6 +14,7 @@ from libc.string cimport memcmp, memmove, memset
 from cystore._native.derived.index cimport index_key_hash, index_key_matches, index_topic_seed
 from cystore._native.derived.queue cimport queue_put, queue_put_holes
 from cystore._native.layout cimport QUEUE_ENTRY_BYTES, control_block, takes_index_entry, takes_queue_offset
+from cystore._native.lookup.tail_walk cimport tail_record
 from cystore._native.memory.atomics cimport (
     load_i64, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock
 )
@@ -22,10 +23,9 @@ from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.message cimport found_message
 from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived
 from cystore._native.record.record_read cimport record_intact
-from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
+from cystore._native.record.record_view cimport RECORD_OK, record_view
 from cystore._native.record.window cimport (
-    LogWindow, WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_behind,
-    window_record
+    LogWindow, WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_record
 )
 
 from cystore.errors import OffsetError
@@ -86,17 +86,10 @@ cdef int _next(log_window* window, tail_walk* t, record_view* v, const uint8_t**
     wrong at `t.at`."""
     cdef int status
     while True:
-        status = window_record(window, t.at, v, p)
-        if status == WINDOW_GONE:
-            t.at = window_behind(window, t.at)
-        elif status == RECORD_BLANK:
-            t.at = window.segments[window.latest].end
-        elif status != RECORD_OK:
+        status = tail_record(window, &t.at, v, p)
+        if status != RECORD_OK or v.topic_len == t.topic_len and memcmp(v.topic, t.topic, t.topic_len) == 0:
             return status
-        elif v.topic_len == t.topic_len and memcmp(v.topic, t.topic, t.topic_len) == 0:
-            return RECORD_OK
-        else:
-            t.at += v.total_size
+        t.at += v.total_size
 
 
 cdef int _enter(log_window* window, tail_walk* t, uint8_t* entries) noexcept nogil:
@@ -305,20 +298,15 @@ cdef int _advance(tail_keys* t, control_block* block, log_window* window, int64_
     t.begin = dispatched
     until = t.reached + PIECE_BYTES
     while t.reached < until:
-        status = window_record(window, t.reached, &v, &p)
-        if status == WINDOW_GONE:
-            t.reached = window_behind(window, t.reached)
-        elif status == RECORD_BLANK:
-            t.reached = window.segments[window.latest].end
-        elif status != RECORD_OK:
+        status = tail_record(window, &t.reached, &v, &p)
+        if status != RECORD_OK:
             return status
-        else:
-            t.walked += 1
-            if takes_index_entry(v.sys_flag) and record_intact(p, &v):
-                status = _add_keys(t, &v)
-                if status != RECORD_OK:
-                    return status
-            t.reached += v.total_size
+        t.walked += 1
+        if takes_index_entry(v.sys_flag) and record_intact(p, &v):
+            status = _add_keys(t, &v)
+            if status != RECORD_OK:
+                return status
+        t.reached += v.total_size
     return KEYS_PIECE
 
 

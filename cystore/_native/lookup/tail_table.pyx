@@ -15,16 +15,15 @@ from libc.string cimport memcpy, memmove, memset
 
 from cystore._native.derived.queue cimport queue_put, queue_put_holes
 from cystore._native.layout cimport QUEUE_ENTRY_BYTES, control_block, queue_entry, takes_queue_offset
+from cystore._native.lookup.tail_walk cimport tail_record
 from cystore._native.memory.atomics cimport load_i64, load_u32, pthread_mutex_lock, pthread_mutex_unlock
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
 from cystore._native.record.property_read cimport derive_begin, derived
 from cystore._native.record.record_read cimport record_intact
-from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
-from cystore._native.record.window cimport (
-    LogWindow, WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, window_behind, window_record
-)
+from cystore._native.record.record_view cimport RECORD_OK, record_view
+from cystore._native.record.window cimport LogWindow, WINDOW_BEYOND, WINDOW_NEED_SEGMENT, log_window
 
 cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_init(pthread_mutex_t* mutex, void* kind)
@@ -164,24 +163,19 @@ cdef int _walk(tail_state* t, control_block* block, log_window* window, uint32_t
             return WINDOW_BEYOND  # what stands before was let go
         if t.reached >= until:
             return TAIL_PIECE
-        status = window_record(window, t.reached, &v, &p)
-        if status == WINDOW_GONE:
-            t.reached = window_behind(window, t.reached)
-        elif status == RECORD_BLANK:
-            t.reached = window.segments[window.latest].end
-        elif status != RECORD_OK:
+        status = tail_record(window, &t.reached, &v, &p)
+        if status != RECORD_OK:
             return status
-        else:
-            if takes_queue_offset(v.sys_flag) and record_intact(p, &v):
-                entry = control_find_queue(block, v.topic, v.topic_len, v.queue_id)
-                if entry != NULL:
+        if takes_queue_offset(v.sys_flag) and record_intact(p, &v):
+            entry = control_find_queue(block, v.topic, v.topic_len, v.queue_id)
+            if entry != NULL:
+                status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), &v)
+                if status == TAIL_FULL and not _has(t, slot, offset):
+                    _forget_all(t)  # `whole` no longer: so a queue begins with its next record
                     status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), &v)
-                    if status == TAIL_FULL and not _has(t, slot, offset):
-                        _forget_all(t)  # `whole` no longer: so a queue begins with its next record
-                        status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), &v)
-                    if status != RECORD_OK:
-                        return status
-            t.reached += v.total_size
+                if status != RECORD_OK:
+                    return status
+        t.reached += v.total_size
     return RECORD_OK
 
 
