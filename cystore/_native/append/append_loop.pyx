@@ -1,5 +1,6 @@
 """The loop of an append: under the lock from one obstacle to the next. The policy removes an obstacle outside of the
 lock, or raises: a missing segment, a full queue table, a disk without space, a dead owner, a lock that stays taken.
+`return self.policy.closed()` and the like never return: the policy raises its error.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t
@@ -18,7 +19,7 @@ from cystore._native.layout cimport LOCK_APPEND, control_block
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.record_write cimport append_item
 
-from cystore.errors import PageCacheBusyError, StoreClosedError, StoreError, StoreFormatError
+from cystore.errors import PageCacheBusyError, StoreError
 
 
 cdef class AppendLoop(FastAppender):
@@ -32,7 +33,7 @@ cdef class AppendLoop(FastAppender):
         cdef int status
         cdef Py_ssize_t i, before
         if block == NULL:  # checking the message let other threads run
-            raise StoreClosedError("the store was closed meanwhile")
+            return self.policy.closed()
         keep_block = self.control.file
         while True:
             if not control_intact(block):
@@ -47,7 +48,7 @@ cdef class AppendLoop(FastAppender):
                     raise
             if self.target.block == NULL:
                 control_unlock(block, LOCK_APPEND)
-                raise StoreClosedError("the store was closed meanwhile")
+                return self.policy.closed()
             if control_repair_due(block, LOCK_APPEND) and control_intact(block):
                 control_unlock(block, LOCK_APPEND)
                 self.policy.repair(busy_ms)
@@ -107,13 +108,11 @@ cdef class AppendLoop(FastAppender):
         if not file.writable:
             # filled meanwhile: look again
             if block != NULL and file.base + file.length <= load_i64(&block.flushed): return 0
-            raise StoreError("the segment is mapped for reading only", path=file.path)
+            return self.policy.not_for_puts(file, <int64_t>FILE_BYTES_MAX)
         if file.length > <int64_t>FILE_BYTES_MAX:
-            raise StoreFormatError(f"a segment of {file.length} bytes is not written to, at most "
-                                   f"{<int64_t>FILE_BYTES_MAX}",
-                                   path=file.path, offset=file.base)
+            return self.policy.not_for_puts(file, <int64_t>FILE_BYTES_MAX)
         if block == NULL:
-            raise StoreClosedError("the store was closed meanwhile")
+            return self.policy.closed()
         if not control_intact(block):
             self.policy.overwritten()
         status = control_trylock(block, LOCK_APPEND, False)

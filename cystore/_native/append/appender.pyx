@@ -37,7 +37,7 @@ from cystore._native.record.record_write cimport append_item
 from cystore._native.append.steps cimport BATCH_STEP, in_steps, let_go, let_others_run
 
 from cystore._native.record.message import encode_host
-from cystore.errors import MessageIllegalError, StoreClosedError, StoreError
+from cystore.errors import MessageIllegalError, StoreError
 from cystore.layout import SCHEDULE_TOPIC
 
 cdef extern from "Python.h":
@@ -149,7 +149,7 @@ cdef class Appender(AppendLoop):
         cdef Py_ssize_t length = 0
         cdef const char* text
         if self.target.block == NULL:
-            raise StoreClosedError("the store was closed meanwhile")
+            return self.policy.closed()  # raises
         if cached.topic != <PyObject*>topic or cached.queue_id != queue_id:
             text = PyUnicode_AsUTF8AndSize(topic, &length)  # known to be valid: `exact_topic`
             if not topic_valid(<const uint8_t*>text, length):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cystore._native.memory.control import Control
 from cystore._native.memory.locks import OVERWRITTEN
@@ -24,6 +24,7 @@ from cystore.engine.log.slow_puts import SLOW_PUT_MS, SlowPuts
 from cystore.errors import (
     NotAcknowledgingError,
     PageCacheBusyError,
+    StoreClosedError,
     StoreError,
     StoreFormatError,
     StoreIsSlaveError,
@@ -236,6 +237,20 @@ class AppendPolicy:
                 "an interrupted call of this thread holds the append lock; nothing was appended"
             )
         raise StoreError(f"the append lock is unusable: {os.strerror(status)}", path=self._control.file.path)
+
+    def closed(self) -> NoReturn:
+        """The store was closed while an append was under way."""
+        raise StoreClosedError("the store was closed meanwhile", path=self._commit_log.files.root)
+
+    def not_for_puts(self, segment: MappedFile, bytes_max: int) -> NoReturn:
+        """The segment at the end of the log cannot be written to."""
+        if segment.writable:
+            raise StoreFormatError(
+                f"a segment of {segment.length} bytes is not written to, at most {bytes_max}",
+                path=segment.path,
+                offset=segment.base,
+            )
+        raise StoreError("the segment is mapped for reading only", path=segment.path)
 
     def unreadable(self) -> None:
         """The kernel refused to write a record that no reader would accept."""
