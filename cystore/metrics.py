@@ -45,13 +45,13 @@ _OF_STATS: tuple[tuple[str, Kind, str, float, str], ...] = (
     ("cystore_get_duration_max_seconds", "gauge", "get_time_max_ms", 1e-3, "The longest get."),
     ("cystore_query_total", "counter", "query_count", 1, "Queries by key."),
     ("cystore_room_requests_total", "counter", "room_requests", 1, "Puts that waited for room in the log."),
-    ("cystore_room_wait_seconds_total", "counter", "room_wait_ms", 1e-3, "How long they waited, all together."),
+    ("cystore_room_wait_seconds_total", "counter", "room_wait_ms", 1e-3, "The sum of these waits."),
     ("cystore_room_wait_max_seconds", "gauge", "room_wait_max_ms", 1e-3, "The longest of these waits."),
     ("cystore_log_files_made_total", "counter", "files_made", 1, "Files of the log that were made."),
     ("cystore_mapped_files", "gauge", "mapped_files", 1, "Files that the exporting process has mapped."),
     ("cystore_mapped_bytes", "gauge", "mapped_bytes", 1, "Length of the files that the exporting process has mapped."),
     ("cystore_dispatch_messages_total", "counter", "dispatch_count", 1, "Records entered into queues and index."),
-    ("cystore_dispatch_behind_bytes", "gauge", "dispatch_behind_bytes", 1, "Log that is not in queues and index yet."),
+    ("cystore_dispatch_behind_bytes", "gauge", "dispatch_behind_bytes", 1, "Log that is not dispatched yet."),
     ("cystore_log_start_offset_bytes", "gauge", "min_physical_offset", 1, "The log's lowest physical offset."),
     ("cystore_log_end_offset_bytes", "gauge", "wrote", 1, "The physical offset of the next append."),
     ("cystore_log_flushed_offset_bytes", "gauge", "flushed", 1, "The physical offset below which the log is durable."),
@@ -60,13 +60,13 @@ _OF_STATS: tuple[tuple[str, Kind, str, float, str], ...] = (
     ("cystore_last_put_timestamp_seconds", "gauge", "last_store_timestamp_ms", 1e-3, ("Store timestamp of the "
                                                                                      "newest message.")),
     ("cystore_queues", "gauge", "queues", 1, "Queues of all topics."),
-    ("cystore_clock_clamps_total", "counter", "clock_clamps", 1, ("Store timestamps that the clock's going back "
-                                                                 "did not lower.")),
+    ("cystore_clock_clamps_total", "counter", "clock_clamps", 1, ("Store timestamps that kept their order "
+                                                                 "although the clock went back.")),
     ("cystore_clock_ahead_seconds", "gauge", "clock_ahead_ms", 1e-3, ("How far store timestamps are ahead of "
                                                                      "the host's clock.")),
-    ("cystore_ha_epoch", "gauge", "epoch", 1, "The epoch of this store as the elected master, 0: it is none."),
-    ("cystore_ha_in_sync_members", "gauge", "in_sync", 1, "Members of the in-sync set, of an elected master."),
-    ("cystore_ha_lease_left_seconds", "gauge", "lease_left_ms", 1e-3, "How long replicated puts are taken still."),
+    ("cystore_ha_epoch", "gauge", "epoch", 1, "The epoch of this store as the elected master; 0 for other stores."),
+    ("cystore_ha_in_sync_members", "gauge", "in_sync", 1, "Members of the in-sync set of an elected master."),
+    ("cystore_ha_lease_left_seconds", "gauge", "lease_left_ms", 1e-3, "Time left for replicated puts."),
     ("cystore_ha_replicated_offset_bytes", "gauge", "replicated", 1, "The physical offset below which slaves have it."),
 )  # fmt: skip
 
@@ -100,7 +100,10 @@ def _durations(what: str, latency: dict[str, int]) -> Metric:
         total += latency[label]
         samples.append(({"le": end}, total))
     return Metric(
-        f"cystore_{what}_duration_seconds", "histogram", f"Time of a {what}, of all processes.", samples
+        f"cystore_{what}_duration_seconds",
+        "histogram",
+        f"Time that a {what} took, in all processes.",
+        samples,
     )
 
 
@@ -109,13 +112,13 @@ def _others(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:
     yield Metric(
         "cystore_flush_behind_bytes",
         "gauge",
-        "Log that a power cut would take.",
+        "Bytes of the log that are not flushed: a power cut may lose them.",
         [({}, max(stats["wrote"] - stats["flushed"], 0))],
     )
     yield Metric(
         "cystore_hole_bytes",
         "gauge",
-        "Damaged ranges of the log.",
+        "Bytes of damaged ranges of the log.",
         [({}, sum(hole.end - hole.begin for hole in holes))],
     )
     yield Metric(
@@ -133,7 +136,7 @@ def _of_topics(store: MessageStore) -> Iterator[Metric]:
         ever.append(({"topic": topic}, sum(one.max_offset for one in queues.values())))
     put_bytes: Samples = [({"topic": topic}, size) for topic, size in store.put_bytes_by_topic().items()]
     yield Metric("cystore_topic_messages", "gauge", "Messages that can be read.", readable)
-    text = "Messages of the topic since its first day, by queue offsets."
+    text = "Messages ever put to the topic: the sum of its queues' next offsets."
     yield Metric("cystore_topic_put_messages_total", "counter", text, ever)
     text = "Bytes of records appended to the topic since the first process attached."
     yield Metric("cystore_topic_put_bytes_total", "counter", text, put_bytes)
@@ -148,9 +151,9 @@ _OF_GROUPS: tuple[tuple[str, Kind, str, str, Callable[[list[int]], int], float],
     ("cystore_group_get_total", "counter", "Reads that named the group.", "gets", sum, 1),
     ("cystore_group_get_messages_total", "counter", "Messages that these reads found.", "messages", sum, 1),
     ("cystore_group_get_bytes_total", "counter", "Bytes that these reads found.", "bytes", sum, 1),
-    ("cystore_group_behind_bytes", "gauge", "Log behind the last read of its slowest queue.", "behind_bytes", _most, 1),
+    ("cystore_group_behind_bytes", "gauge", "Log behind the last read of the slowest queue.", "behind_bytes", _most, 1),
     ("cystore_group_behind_messages", "gauge", "Messages behind its last reads.", "behind_messages", sum, 1),
-    ("cystore_group_behind_seconds", "gauge", "Age of the last read of its slowest queue.", "behind_ms", _most, 1e-3),
+    ("cystore_group_behind_seconds", "gauge", "Age of the last read of the slowest queue.", "behind_ms", _most, 1e-3),
 )  # fmt: skip
 
 
@@ -172,7 +175,7 @@ def _of_groups(store: MessageStore) -> Iterator[Metric]:
 def _of_dispatchers(store: MessageStore) -> Iterator[Metric]:
     states = store.dispatchers.states()
     yield Metric(
-        "cystore_dispatcher_lag_bytes", "gauge", "Log that a named dispatcher has not got.",
+        "cystore_dispatcher_lag_bytes", "gauge", "Bytes of the log that a named dispatcher has not received.",
         [({"dispatcher": one.name}, one.lag_bytes) for one in states],
     )  # fmt: skip
     yield Metric(

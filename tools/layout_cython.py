@@ -117,6 +117,10 @@ def _doc(access: Access) -> list[str]:
     return [f'        """{access.doc}"""'] if access.doc else []
 
 
+def _raises(name: str) -> str:
+    return f'        """Raises `{name}` to `value`. Never lowers it, even while other processes raise it."""'
+
+
 def _property(access: Access) -> list[str]:
     name, ctype = access.property, _FIELDS[access.field].type
     where = f"self.checked().{access.field}"
@@ -129,7 +133,7 @@ def _property(access: Access) -> list[str]:
     ]
     if access.write is Write.RAISE:
         out += ["", f"    def raise_{name}(self, {ctype} value):"]
-        out += [f'        """Moves `{name}` on, never back, whoever else moves it."""']
+        out += [_raises(name)]
         out += _write(access, ctype, where)
     elif access.write is not Write.NO:
         out += [
@@ -148,7 +152,7 @@ def _of_queue(access: Access) -> list[str]:
         return [
             "",
             f"    def raise_{name}(self, int64_t slot, {ctype} value):",
-            f'        """Moves `{access.property}` on, never back, whoever else moves it."""',
+            _raises(access.property),
             *_write(access, ctype, where),
         ]
     out = ["", f"    def {name}(self, int64_t slot):", *_doc(access), f"        return {_load(ctype, where)}"]

@@ -281,7 +281,8 @@ assert CONTROL_BYTES <= CONTROL_BUCKETS_AT
 
 
 def fingerprint() -> int:
-    """A hash of the whole layout: a process with another layout is refused. The kernels have it as FINGERPRINT."""
+    """A hash of the whole layout, with the texts of shared fields: a process with another layout is refused, so change
+    these texts only together with the layout. The kernels have it as LAYOUT_FINGERPRINT."""
     import hashlib  # loads OpenSSL; only the build needs it
 
     shapes = (

@@ -104,7 +104,8 @@ class StoreLocks:
         return True
 
     def gate(self) -> ByteLock:
-        """A with block in which no other process attaches or detaches. Waits for them (Ctrl-C works) and logs that."""
+        """A with block in which no other process attaches or detaches; beside a handle for reading only, other such
+        handles may. Waits for the others (Ctrl-C works) and logs a long wait."""
         return ByteLock(self._file, GATE_BYTE, shared=self._read_only, waiting=self._report_long_wait)
 
     def _report_long_wait(self) -> os_threads.Flag:

@@ -52,7 +52,8 @@ class TransactionTable:
     def catch_up(self) -> None:
         """Reads the messages that came since the last time."""
         with self.lock:
-            # Ops after halves would be wrong the other way: an op is never in front of its half message.
+            # An op follows its half message. So an op that is read here may name a half message that is read below.
+            # An op that comes after this loop is read the next time; until then its half message counts as open.
             for op in self._messages(OP_TOPIC, self._op_next):
                 self._op_next = op.queue_offset + 1
                 ended = ended_offset(op)

@@ -254,7 +254,7 @@ cdef class ControlFields(SharedLocks):
         return load_i64(&self.checked().replicated)
 
     def raise_replicated(self, int64_t value):
-        """Moves `replicated` on, never back, whoever else moves it."""
+        """Raises `replicated` to `value`. Never lowers it, even while other processes raise it."""
         raise_i64(&self.checked().replicated, value)
 
     @property
@@ -342,7 +342,7 @@ cdef class ControlFields(SharedLocks):
         store_i64(&self.slot_at(slot).minimum, value)
 
     def raise_queue_minimum(self, int64_t slot, int64_t value):
-        """Moves `minimum` on, never back, whoever else moves it."""
+        """Raises `minimum` to `value`. Never lowers it, even while other processes raise it."""
         raise_i64(&self.slot_at(slot).minimum, value)
 
     def queue_flushed(self, int64_t slot):

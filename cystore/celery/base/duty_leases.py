@@ -236,13 +236,13 @@ def connect(location: RedisLocation, *, tries: int = 1) -> redis.Redis:
     kind = _PrefixedRedis if location.key_prefix else redis.Redis
     try:
         if location.scheme == SENTINEL:
-            theirs = {
+            sentinel_options = {
                 "socket_timeout": CONNECT_S,
-                "retry": Retry(NoBackoff(), 0),  # the caller asks other stores meanwhile
+                "retry": Retry(NoBackoff(), 0),  # no repeat: redis-py asks the next Sentinel
                 **options.pop("sentinel_kwargs", {}),
             }
             login = {"username": location.username or None, "password": location.password or None}
-            sentinel = Sentinel(list(location.hosts), sentinel_kwargs=theirs)
+            sentinel = Sentinel(list(location.hosts), sentinel_kwargs=sentinel_options)
             client = sentinel.master_for(location.master_name, kind, db=location.database, **login, **options)
         else:
             if location.scheme == "unix":

@@ -1,9 +1,10 @@
 """The duties, and how one is run: a lease, then step after step until nothing is left or the time is over.
 
-The lease is in Redis if the app has one that answers, else in the store's control block. Both take tokens from one
-sequence, because each acquire passes on the store's highest token. Every step refuses a token that is older than the
-newest. So two workers never do a duty at once, whatever Redis says (`cystore.services.duty_table`). A kill leaves a
-lease that ends by itself, and an unfinished step, which the store's own locks repair.
+The lease is in Redis if the app has one that answers, else in the store's control block. Both kinds of lease get a
+token above the highest one that the store knows, and each step tells the store its token. The store refuses a step
+whose token is lower than the highest one. So two workers never do a duty at once, whatever Redis says
+(`cystore.services.duty_table`). A kill leaves a lease that ends by itself, and an unfinished step, which the store's
+own locks repair.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ Settings of the app, beside those of `celery`:
 |---|---|---|
 | `cystore_lifecycle` | `True` | keep the log |
 | `cystore_lifecycle_args_chars` | `1024` | characters kept of the positional and of the keyword arguments; 0: none |
-| `cystore_lifecycle_traceback_chars` | `8192` | how many characters are kept of a traceback |
-| `cystore_lifecycle_redact` | `()` | arguments whose values nothing keeps, results neither; or a function |
+| `cystore_lifecycle_traceback_chars` | `8192` | characters kept of a traceback |
+| `cystore_lifecycle_redact` | `()` | names of arguments whose values are not kept, in results neither; or a function |
 | `cystore_lifecycle_payload` | `None` | `"message"`: keep each message as sent, for `celery -A APP cystore rerun` |
 """
 
