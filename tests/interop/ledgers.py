@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.oracle.ledger import INDEX_BYTES, cut_index_files, grow_index_files
 from tests.support.ha.ha_pair import free_port
 from tests.support.interop.rocketmq import ANSWER_TIMEOUT_S, RocketMQ, build
-from tests.support.interop.specs import SMALL, TOPICS, Writer
+from tests.support.interop.specs import SMALL, Writer
 
 LEVELS = "1s 2s 1h"
 CHECKPOINT_MS = 3000  # DLedger writes its checkpoint so often, and at a shutdown
@@ -39,25 +39,7 @@ def settings() -> dict:
 
 def mixed(writer: Writer, number: int) -> list[dict]:
     """Messages of every kind, over several data files."""
-    rng, messages = writer.rng, []
-    for _ in range(number):
-        message = writer.message(rng.choice(TOPICS), rng.randrange(3), rng.choice((0, 30, 300, 1500)))
-        match rng.randrange(8):
-            case 0:
-                message = writer.batch(message["topic"], message["queueId"], rng.randrange(1, 6))
-            case 1:
-                message["bornHost"] = f"[2001:db8::{rng.randrange(1, 65536):x}]:{rng.randrange(1, 65536)}"
-            case 2:
-                message["storeHost"] = "[fe80::77]:10911"
-            case 3:
-                message |= {
-                    "sysFlag": rng.choice((4, 8, 12)),
-                    "preparedTransactionOffset": rng.randrange(2**40),
-                }
-            case 4:
-                message["delayTimeLevel"] = rng.choice((1, 3))
-        messages.append(message)
-    return messages
+    return [writer.any_kind((1, 3)) for _ in range(number)]
 
 
 def switched(rocketmq: RocketMQ, writer: Writer, path: Path) -> dict:

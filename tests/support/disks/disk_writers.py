@@ -3,7 +3,6 @@ durable it is."""
 
 from __future__ import annotations
 
-import os
 import select
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import cystore
 from tests.support.checks import check
 from tests.support.process import Process
+from tests.support.processes.line_pipe import LinePipe
 
 WAIT_S = 60.0
 
@@ -65,9 +65,8 @@ class Acknowledgements:
     """The puts that are acknowledged by now; the pipe's writing end is `out`."""
 
     def __init__(self) -> None:
-        self._read, self.out = os.pipe()
-        os.set_blocking(self._read, False)
-        self._rest = b""
+        self._pipe = LinePipe()
+        self.out = self._pipe.out
         self.puts: list[Acknowledged] = []
         self.durable = 0  # everything below was promised to be on the disk
 
@@ -75,8 +74,7 @@ class Acknowledgements:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._read)
-        os.close(self.out)
+        self._pipe.close()
 
     def forget(self) -> None:
         """For another store."""
@@ -88,7 +86,7 @@ class Acknowledgements:
         read, the disk was gone before: then this is False at once."""
         lines = {writer.answers: writer for writer in writers}
         while len(self.puts) < count:
-            ready = select.select([self._read, *lines, *gone], [], [], WAIT_S)[0]
+            ready = select.select([self._pipe, *lines, *gone], [], [], WAIT_S)[0]
             assert ready, "nobody wrote anything for long"
             if select.select(gone, [], [], 0)[0]:
                 return False
@@ -101,14 +99,8 @@ class Acknowledgements:
     def take(self, *, in_time: bool = True) -> None:
         """All that was said by now. What was not said in time, before the power was gone, is no promise: the kernel
         reports a sync that was under way at that moment as done although it is not."""
-        while True:
-            try:
-                data = os.read(self._read, 1 << 16)
-            except BlockingIOError:
-                return
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                self._enter(line.decode().split(), in_time)
+        for words in self._pipe.lines():
+            self._enter(words, in_time)
 
     def _enter(self, words: list[str], in_time: bool) -> None:
         if words[0] == "flushed":

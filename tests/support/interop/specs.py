@@ -6,7 +6,7 @@ A spec has the form of the golden stores' `spec.json`; the random generator deci
 import base64
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 TOPICS = ("TopicTest", "%RETRY%please_rename-1", "order|evt_2-A")
@@ -106,6 +106,26 @@ class Writer:
         message = self.message(topic, queue_id)
         outer = {name: message[name] for name in ("topic", "queueId", "bornTimestamp", "bornHost")}
         return outer | {"batch": [self.inner(20) for _ in range(members)]} | more
+
+    def any_kind(self, levels: Sequence[int]) -> dict:
+        """A message of any kind, or a batch. Delayed messages have one of these levels."""
+        rng = self.rng
+        message = self.message(rng.choice(TOPICS), rng.randrange(3), rng.choice((0, 30, 300, 1500)))
+        match rng.randrange(8):
+            case 0:
+                message = self.batch(message["topic"], message["queueId"], rng.randrange(1, 6))
+            case 1:
+                message["bornHost"] = f"[2001:db8::{rng.randrange(1, 65536):x}]:{rng.randrange(1, 65536)}"
+            case 2:
+                message["storeHost"] = "[fe80::77]:10911"
+            case 3:
+                message |= {
+                    "sysFlag": rng.choice((4, 8, 12)),
+                    "preparedTransactionOffset": rng.randrange(2**40),
+                }
+            case 4:
+                message["delayTimeLevel"] = rng.choice(levels)
+        return message
 
     def many(
         self, number: int, topics: tuple[str, ...] = TOPICS, queues: int = 4, bytes_max: int = 300
@@ -259,24 +279,7 @@ def mixed(writer: Writer) -> dict:
         "maxHashSlotNum": rng.randrange(10, 500),
         "maxIndexNum": rng.randrange(400, 4000),
     }
-    messages = []
-    for _ in range(300):
-        message = writer.message(rng.choice(TOPICS), rng.randrange(3), rng.choice((0, 30, 300, 1500)))
-        match rng.randrange(8):
-            case 0:
-                message = writer.batch(message["topic"], message["queueId"], rng.randrange(1, 6))
-            case 1:
-                message["bornHost"] = f"[2001:db8::{rng.randrange(1, 65536):x}]:{rng.randrange(1, 65536)}"
-            case 2:
-                message["storeHost"] = "[fe80::77]:10911"
-            case 3:
-                message |= {
-                    "sysFlag": rng.choice((4, 8, 12)),
-                    "preparedTransactionOffset": rng.randrange(2**40),
-                }
-            case 4:
-                message["delayTimeLevel"] = rng.randrange(5, 19)
-        messages.append(message)
+    messages = [writer.any_kind(range(5, 19)) for _ in range(300)]
     return {"config": config, "messages": messages}
 
 

@@ -5,8 +5,6 @@ A row leads it: it imports this module in a child, makes a `Worker`, and sends w
 
 from __future__ import annotations
 
-import fcntl
-import os
 import random
 import select
 from collections.abc import Callable, Sequence
@@ -15,11 +13,11 @@ from typing import Any
 
 import cystore
 from tests.support.processes.forks import Child, Nursery
+from tests.support.processes.line_pipe import LinePipe
 
 TOPICS = ("shared", "A", "B")
 BATCH = 3
 WAIT_S = 0.002
-PIPE_BYTES = 1 << 20  # more than the writers of a case say before it is read
 QUIET_S = 1.0
 LATER = "a later message"
 IMPORT = "import logging; logging.disable(); import tests.support.processes.worker"
@@ -257,40 +255,31 @@ class Acknowledgements:
     context manager."""
 
     def __init__(self) -> None:
-        self._read, self.out = os.pipe()
-        fcntl.fcntl(self.out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        os.set_blocking(self._read, False)
-        self._rest = b""
+        self._pipe = LinePipe()
+        self.out = self._pipe.out
         self.acknowledged: list[tuple[str, int, int, str, int, int]] = []
 
     def __enter__(self) -> Acknowledgements:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._read)
-        os.close(self.out)
+        self._pipe.close()
 
     def forget(self) -> None:
         """For another store; nobody writes any more."""
         self.take()
-        self.acknowledged, self._rest = [], b""
+        self._pipe.drop_rest()
+        self.acknowledged = []
 
     def wait(self, count: int) -> None:
         """Until so many more were acknowledged, or nobody says anything any more."""
         wanted = len(self.acknowledged) + count
-        while len(self.acknowledged) < wanted and select.select([self._read], [], [], QUIET_S)[0]:
+        while len(self.acknowledged) < wanted and select.select([self._pipe], [], [], QUIET_S)[0]:
             self.take()
 
     def take(self) -> None:
         """Takes in all that was said by now."""
-        while True:
-            try:
-                data = os.read(self._read, PIPE_BYTES)
-            except BlockingIOError:
-                return
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                topic, queue_id, queue_offset, key, physical_offset, size = line.decode().split()
-                self.acknowledged.append(
-                    (topic, int(queue_id), int(queue_offset), key, int(physical_offset), int(size))
-                )
+        for topic, queue_id, queue_offset, key, physical_offset, size in self._pipe.lines():
+            self.acknowledged.append(
+                (topic, int(queue_id), int(queue_offset), key, int(physical_offset), int(size))
+            )
