@@ -42,7 +42,7 @@ def test_options_columns_and_tags_decide_what_is_decoded(make_store):
             reader_of(store, columns=wrong)
     assert reader_of(store, columns="corrupt", onCorruption="column")._settings.columns == ("corrupt",)
     source = CystoreDataSource({"path": str(store.path), "columns": "offset"})
-    with pytest.raises(StoreConfigError, match="give only one of both"):
+    with pytest.raises(StoreConfigError, match="give only one of the two"):
         source.reader(CystoreDataSource({"path": str(store.path)}).schema())
 
 

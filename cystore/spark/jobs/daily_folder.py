@@ -73,7 +73,7 @@ def read_state(home: Path, stores: tuple[str, ...]) -> State:
         ) from None
     if missing := sorted(set(before) - set(stores)):
         raise StoreConfigError(
-            f"the numbers in this folder are also of {', '.join(missing)}: name these stores too, or another folder",
+            f"the numbers in this folder also cover {', '.join(missing)}: name these stores too, or another folder",
             path=home,
         )
     return State(stores, open_from, oldest_ms)

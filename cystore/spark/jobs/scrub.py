@@ -76,7 +76,7 @@ def scrub(
     state = facts.state(root)
     if state.name == "exclusive":
         raise StoreLockedError(
-            "one process has the store exclusively, so the end of its log is unknown: end it, or try again",
+            "a process has the store open exclusively, so the end of its log is unknown: end it, or try again",
             path=root,
         )
     size = partial(range_bytes_for, spark, wanted=range_bytes)

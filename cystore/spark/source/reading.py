@@ -42,7 +42,7 @@ def read_settings(options: ReadOptions, schema: StructType) -> ReadSettings:
     if options.columns and set(schema.fieldNames()) != set(chosen):
         raise StoreConfigError(
             f"option columns names {', '.join(chosen)}, the schema names {', '.join(schema.fieldNames())}: "
-            "give only one of both"
+            "give only one of the two"
         )
     for column in schema.fields:
         if column.name not in known:

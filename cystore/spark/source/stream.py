@@ -250,7 +250,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             problem = f"records from {position} to {snapshot.minimum} were removed before they were read"
         elif position > snapshot.end:
             problem = (
-                f"the log ends at {snapshot.end}, this query was at {position}: it is the log of another store, or it "
+                f"the log ends at {snapshot.end}, this query was at {position}: it is another store's log, or the log "
                 "lost its end"
             )
         if problem is None:
