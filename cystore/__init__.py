@@ -49,13 +49,14 @@ from cystore.errors import (
 from cystore.filters.sql import SqlFilter
 from cystore.layout import RELEASE
 from cystore.results import GetStatus
-from cystore.store import MessageStore, close_all, open  # noqa: A004 - the surface's name
 
 if TYPE_CHECKING:
     from cystore.arrivals.dispatcher import Dispatcher as Dispatcher
     from cystore.columns.arrow import to_arrow as to_arrow
     from cystore.columns.dataset import scan as scan
     from cystore.consumers.consumer import Consumer as Consumer
+    from cystore.store import MessageStore as MessageStore
+    from cystore.store import open as open  # noqa: A004 - the surface's name
     from cystore.transactions.half import HalfMessage as HalfMessage
 
 __version__ = RELEASE
@@ -70,16 +71,18 @@ _EARLIER = {
 for _name, _now in _EARLIER.items():
     sys.modules.setdefault(_name, sys.modules[_now])
 
-# Names that need pyarrow or that few programs use, with their modules.
+# Names with the modules that are imported at their first use: a program that opens no store imports half as much.
 _LAZY = {
     "Consumer": "cystore.consumers.consumer",
     "Dispatcher": "cystore.arrivals.dispatcher",
     "HalfMessage": "cystore.transactions.half",
+    "MessageStore": "cystore.store",
+    "open": "cystore.store",
     "scan": "cystore.columns.dataset",
     "to_arrow": "cystore.columns.arrow",
 }
 
-# Without the names of `_LAZY`: `from cystore import *` works where pyarrow is not installed.
+# Without `scan` and `to_arrow`: `from cystore import *` works where pyarrow is not installed.
 __all__ = [
     "CorruptRecordError",
     "ElectionError",
@@ -122,15 +125,25 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name of `_LAZY` at its first use."""
+    """Loads a name of `_LAZY` at its first use, and keeps it."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        value = getattr(importlib.import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise
         raise ImportError(f"cystore.{name} needs pyarrow: pip install 'cystore[arrow]'") from error
+    globals()[name] = value
+    return value
 
 
-atexit.register(close_all)
+def _close_stores() -> None:
+    """Closes the stores of this process, if it ever loaded the module that opens them."""
+    store = sys.modules.get("cystore.store")
+    if store is not None:
+        store.close_all()
+
+
+# Registered here, not in `cystore.store`: a handler that the program registers later runs earlier, and may use a store.
+atexit.register(_close_stores)

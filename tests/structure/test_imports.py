@@ -34,16 +34,36 @@ LATER = (
     "tomllib",
     "uuid",
 )
-LOADED = "import sys, cystore; print(*sorted(set(sys.modules) - before))"
+# Only a process that opens a store needs these.
+OPENING = (
+    "cystore.attachment",
+    "cystore.derived",
+    "cystore.services",
+    "cystore.store",
+    "cystore.surface",
+    "logging",
+)
+
+
+def loaded_by(program: str) -> set[str]:
+    """The modules that a new process has loaded after `program`, without those of Python's own start."""
+    whole = f"import sys; before = set(sys.modules); {program}; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", whole], text=True, capture_output=True, check=True)
+    return set(done.stdout.split())
 
 
 @pytest.mark.unsanitized  # Python code is the same there
 def test_import_loads_nothing_that_only_some_processes_need():
-    program = f"import sys; before = set(sys.modules); {LOADED}"
-    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
-    loaded = done.stdout.split()
-    assert "cystore.store" in loaded
-    assert not [name for name in LATER if name in loaded]
+    loaded = loaded_by("import cystore")
+    assert "cystore.errors" in loaded
+    assert loaded.isdisjoint((*LATER, *OPENING))
+
+
+@pytest.mark.unsanitized
+def test_the_first_open_loads_the_store_and_nothing_that_only_some_processes_need():
+    loaded = loaded_by("import cystore; cystore.open")
+    assert loaded >= {*OPENING}
+    assert loaded.isdisjoint(LATER)
 
 
 def test_a_process_that_joins_others_loads_no_recovery(tmp_path):
@@ -54,3 +74,11 @@ def test_a_process_that_joins_others_loads_no_recovery(tmp_path):
             process.do(f"store = cystore.open({str(tmp_path / 'store')!r})")
         assert "cystore.recovery.recover" in first.do(loaded)
         assert "cystore.recovery.recover" not in second.do(loaded)
+
+
+@pytest.mark.celery
+def test_a_program_of_celery_loads_no_part_that_opens_stores():
+    loaded = loaded_by("import celery.bin.celery")
+    ours = [name for name in (*LATER, *OPENING, "cystore.celery.backend") if name.startswith("cystore.")]
+    assert "cystore.celery.commands" in loaded
+    assert loaded.isdisjoint(ours)

@@ -8,14 +8,13 @@ continues without it.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import signals
 from kombu import Exchange, Queue
 
-from cystore import StoreError
-from cystore.celery.base.identity import known_id_of
-from cystore.celery.stores import Location, open_shared
+if TYPE_CHECKING:
+    from cystore.celery.stores import Location
 
 log = logging.getLogger("cystore")
 
@@ -57,6 +56,11 @@ def consume_own_queue(app: Any, store_id: str) -> None:
 def location_of(app: Any) -> Location | None:
     """The place of the store of an app's result backend; None for another backend, or without a store on this host."""
     location = getattr(app.backend, "location", None)
+    if location is None:
+        return None
+    # An app with another backend needs no module that opens stores.
+    from cystore.celery.stores import Location
+
     return location if isinstance(location, Location) and location.path else None
 
 
@@ -66,6 +70,10 @@ def consume_when_ready(sender: Any, **_signal: Any) -> None:
     location = location_of(sender.app)
     if location is None:
         return
+    from cystore.celery.base.identity import known_id_of
+    from cystore.celery.stores import open_shared
+    from cystore.errors import StoreError
+
     try:
         name = queue_of_store(known_id_of(open_shared(location, sender.app)))
     except StoreError as error:

@@ -3,12 +3,14 @@ decodeMessageId)."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cystore._native.record.message import Message, decode_host, encode_host
-from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import MessageIllegalError, OffsetError
 from cystore.layout import HOST_V4_BYTES, HOST_V6_BYTES
+
+if TYPE_CHECKING:
+    from cystore.engine.log.commit_log import CommitLog
 
 OFFSET_BYTES = 8
 DIGITS_MIN = 2 * (HOST_V4_BYTES + OFFSET_BYTES)

@@ -10,7 +10,9 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 from celery import Celery, states
 
@@ -21,7 +23,7 @@ from cystore.celery.stores import close_shared
 from tests.structure.sources import ROOT
 from tests.support.celery.logs import event_message, runs, write
 
-NAMES = sorted(commands.cystore.commands)
+NAMES = commands.cystore.list_commands(click.Context(commands.cystore))
 LISTS = ["history", "failures", "top", "unfinished", "slow"]
 TIMEOUT_S = 60
 
@@ -32,6 +34,12 @@ def written(backend):
     write(backend.store, runs(40))
     backend.store_result("t39", ValueError("39"), states.FAILURE, traceback="Traceback of the result")
     return backend
+
+
+def test_each_module_of_a_command_is_listed():
+    room = Path(commands.__file__).parent
+    modules = {path.stem for folder in (room, room / "tasks") for path in folder.glob("[a-z]*.py")}
+    assert set(NAMES) == modules
 
 
 def test_the_life_of_a_task(written, rows, run):
