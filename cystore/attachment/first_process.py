@@ -119,7 +119,8 @@ def build(
     size, first = Control.size_bytes(config.max_queues), Control.first_bytes(config.max_queues)
     if mode is Mode.WRITE:
         path = root / CONTROL_NAME
-        files.create_sized(root, path, size, first, replace=True)
+        # The next first process makes it again, so it need not outlive a power cut.
+        files.create_sized(root, path, size, first, replace=True, durable=False)
         memory = files.map_file(path, 0, size)
     else:
         memory = MappedFile.anonymous(0, size)
