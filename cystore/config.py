@@ -48,6 +48,9 @@ class StoreConfig(_Given):
     max_hash_slot_num: int = 5_000_000
     max_index_num: int = 20_000_000
     message_index_enable: bool = True
+    enable_lmq: bool = False  # both: messages may name light queues, which they are in, too
+    enable_multi_dispatch: bool = False
+    max_lmq_consume_queue_num: int = 20_000
 
     record_format: Literal["cystore", "rocketmq"] = "cystore"  # "rocketmq" has no checksum over the header
     max_message_size_bytes: int = 4 * MIB
@@ -309,6 +312,7 @@ _BOUNDS = {
     "bit_map_length_consume_queue_ext": (8, 1 << 18),
     "max_hash_slot_num": (1, 1 << 29),
     "max_index_num": (2, 1 << 30),
+    "max_lmq_consume_queue_num": (1, 1 << 20),
     "max_message_size_bytes": (1, (1 << 31) - 1024 * 256),
     "max_queues": (1, 1 << 20),
     "flush_interval_commit_log_ms": (1, 86_400_000),

@@ -68,6 +68,10 @@ def header_text() -> str:
         f'#define SCHEDULE_TOPIC "{layout.SCHEDULE_TOPIC}"',
         f"#define SCHEDULE_TOPIC_BYTES {len(layout.SCHEDULE_TOPIC)}",
     ]
+    out += [
+        f'#define LMQ_PREFIX "{layout.LMQ_PREFIX}"',
+        f"#define LMQ_PREFIX_BYTES {len(layout.LMQ_PREFIX)}",
+    ]
     out += [f'#define PROPERTY_{name} "{name}" /* {doc} */' for name, doc in layout.PROPERTIES.items()]
     out += [f"#define LOCK_{name.upper()} {i}" for i, name in enumerate(layout.MUTEX_NAMES)] + [""]
     for bits in (16, 32, 64):

@@ -38,6 +38,8 @@
 #define PROPERTY_REAL_QID_BYTES 0x8
 #define PROPERTY_TRAN_MSG_BYTES 0x8
 #define PROPERTY_PGROUP_BYTES 0x6
+#define PROPERTY_INNER_MULTI_DISPATCH_BYTES 0x14
+#define PROPERTY_INNER_MULTI_QUEUE_OFFSET_BYTES 0x18
 #define PROPERTY_DELAY_SOURCE_BYTES 0xc
 #define PROPERTY_DELAY_DUE_BYTES 0x9
 #define PROPERTY_EXPIRES_AT_MS_BYTES 0xd
@@ -79,6 +81,8 @@
 #define KEY_WORDS 64
 #define SCHEDULE_TOPIC "SCHEDULE_TOPIC_XXXX"
 #define SCHEDULE_TOPIC_BYTES 19
+#define LMQ_PREFIX "%LMQ%"
+#define LMQ_PREFIX_BYTES 5
 #define PROPERTY_KEYS "KEYS" /* keys of the message, separated by spaces */
 #define PROPERTY_TAGS "TAGS" /* the tag that consumers filter by */
 #define PROPERTY_UNIQ_KEY "UNIQ_KEY" /* the producer's unique key */
@@ -88,6 +92,8 @@
 #define PROPERTY_REAL_QID "REAL_QID" /* queue id of that message */
 #define PROPERTY_TRAN_MSG "TRAN_MSG" /* `true` in a half message */
 #define PROPERTY_PGROUP "PGROUP" /* producer group of a half message */
+#define PROPERTY_INNER_MULTI_DISPATCH "INNER_MULTI_DISPATCH" /* light queues of the message, with commas */
+#define PROPERTY_INNER_MULTI_QUEUE_OFFSET "INNER_MULTI_QUEUE_OFFSET" /* its queue offsets there */
 #define PROPERTY_DELAY_SOURCE "DELAY_SOURCE" /* of a delivered message: the record that waited */
 #define PROPERTY_DELAY_DUE "DELAY_DUE" /* due time of a delayed message that was carried forward, ms */
 #define PROPERTY_EXPIRES_AT_MS "EXPIRES_AT_MS" /* time from which on reads leave the message out, ms */

@@ -33,6 +33,8 @@ cdef extern from "layout.h" nogil:
     const uint32_t PROPERTY_REAL_QID_BYTES
     const uint32_t PROPERTY_TRAN_MSG_BYTES
     const uint32_t PROPERTY_PGROUP_BYTES
+    const uint32_t PROPERTY_INNER_MULTI_DISPATCH_BYTES
+    const uint32_t PROPERTY_INNER_MULTI_QUEUE_OFFSET_BYTES
     const uint32_t PROPERTY_DELAY_SOURCE_BYTES
     const uint32_t PROPERTY_DELAY_DUE_BYTES
     const uint32_t PROPERTY_EXPIRES_AT_MS_BYTES
@@ -74,6 +76,8 @@ cdef extern from "layout.h" nogil:
     const uint64_t LAYOUT_FINGERPRINT
     const char* SCHEDULE_TOPIC_TEXT "SCHEDULE_TOPIC"
     const int SCHEDULE_TOPIC_BYTES
+    const char* LMQ_PREFIX
+    const int LMQ_PREFIX_BYTES
     const char* PROPERTY_KEYS
     const char* PROPERTY_TAGS
     const char* PROPERTY_UNIQ_KEY
@@ -83,6 +87,8 @@ cdef extern from "layout.h" nogil:
     const char* PROPERTY_REAL_QID
     const char* PROPERTY_TRAN_MSG
     const char* PROPERTY_PGROUP
+    const char* PROPERTY_INNER_MULTI_DISPATCH
+    const char* PROPERTY_INNER_MULTI_QUEUE_OFFSET
     const char* PROPERTY_DELAY_SOURCE
     const char* PROPERTY_DELAY_DUE
     const char* PROPERTY_EXPIRES_AT_MS

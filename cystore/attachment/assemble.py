@@ -125,6 +125,7 @@ def compose(
             sync_by_default=config.flush_disk_type == "sync",
             replicated_by_default=role_of(manifest.snapshot()).broker_role == "sync_master",
             delay_levels=len(config.delay_levels_ms()),
+            light_queues_max=config.max_lmq_consume_queue_num if config.enable_multi_dispatch else 0,
         )
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
     waiting = WaitingQueues(control, commit_log, config)

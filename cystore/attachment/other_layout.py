@@ -20,6 +20,7 @@ from cystore._native.append.appender import Appender
 from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.record.properties import queues_of
 from cystore.attachment.assemble import compose
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s
@@ -229,18 +230,15 @@ class Beside:
         """Counts the records up to a log position in their queues, and wakes the waiters for their keys."""
         for message in commit_log.scan(self._walked, end):
             assert message.physical_offset is not None and message.size_bytes is not None
-            following = (message.queue_offset or 0) + 1
             after = message.physical_offset + message.size_bytes
             if takes_queue_offset(message.sys_flag):
-                slot = control.find_queue(message.topic, message.queue_id)
-                if slot < 0:
-                    first = following - 1
-                    slot = control.add_queue(
-                        message.topic, message.queue_id, next=first, dispatched=first, minimum=first
-                    )
-                if following > control.queue_next(slot):
-                    control.set_queue_next(slot, following)
-                self._pending.append((after, slot, following))
+                for topic, queue_id, first in queues_of(message):
+                    slot = control.find_queue(topic, queue_id)
+                    if slot < 0:
+                        slot = control.add_queue(topic, queue_id, next=first, dispatched=first, minimum=first)
+                    if first >= control.queue_next(slot):
+                        control.set_queue_next(slot, first + 1)
+                    self._pending.append((after, slot, first + 1))
             control.last_store_timestamp_ms = message.store_timestamp_ms or 0
             control.last_record = message.physical_offset
             for key in message.keys:

@@ -20,6 +20,7 @@ from cystore import clock
 from cystore._native.memory.control import Control
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
+from cystore._native.record.properties import queues_of
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s, wait_s
 from cystore.consumers.groups import FIRST, LAST, OFFSET_MAX, GroupTable
@@ -38,6 +39,7 @@ from cystore.errors import (
     StoreError,
 )
 from cystore.filters.given_filter import Filter
+from cystore.layout import LMQ_PREFIX
 from cystore.results import GetStatus
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads
@@ -89,6 +91,7 @@ class Consumer:
     ) -> None:
         self.group = checked_group(group)
         self.topics = _checked_topics(topics)
+        self._has_light = any(topic.startswith(LMQ_PREFIX) for topic in self.topics)
         wanted(tags, filter)  # raises for a value that is not a filter
         self._tags, self._filter = tags, filter
         self._begin = (
@@ -185,7 +188,7 @@ class Consumer:
         count, touched = 0, set()
         with self._lock:
             for queue, message in [(self._queue_of(message), message) for message in messages]:
-                if queue is not None and queue.settle(message.queue_offset):
+                if queue is not None and queue.settle(queue.offset_of(message)):
                     touched.add(queue.queue)
                     count += 1
             for name in touched:
@@ -203,7 +206,7 @@ class Consumer:
         self._usable()
         with self._lock:
             queue = self._queue_of(message)
-            if queue is None or message.queue_offset not in queue.given:
+            if queue is None or queue.offset_of(message) not in queue.given:
                 return False
             self._send_back(queue, message, delay_level)
             return True
@@ -270,6 +273,10 @@ class Consumer:
     def _queue_of(self, message: Message) -> QueueInFlight | None:
         if type(message) is not Message or message.physical_offset is None:
             raise StoreConfigError(f"message: must be a message that this consumer gave, not {message!r}")
+        for topic, queue_id, queue_offset in queues_of(message) if self._has_light else ():
+            queue = self._queues.get((topic, queue_id))
+            if queue is not None and queue.has_given(queue_offset, message):
+                return queue
         return self._queues.get((message.topic, message.queue_id))
 
     def _collect(self, max_count: int) -> list[Message]:
@@ -370,7 +377,7 @@ class Consumer:
         assert appender is not None
         appender.put_many([record])
         failpoint("consumers.sent_back")
-        queue.settle(message.queue_offset)
+        queue.settle(queue.offset_of(message))
         self._commit(queue)
 
     # -------------------------------------------------------------------------------------- the thread
@@ -401,13 +408,13 @@ class Consumer:
 
     def _expire(self, queue: QueueInFlight) -> None:
         for message in queue.expired(monotonic_s()):
-            if message.queue_offset not in queue.given:
+            if queue.offset_of(message) not in queue.given:
                 return  # a reset moved the queue
             try:
                 self._send_back(queue, message, 0)
             except MessageIllegalError as error:
                 log.warning("%s stays in its queue, and is given again at once: %s", message, error)
-                queue.give_again(message.queue_offset, monotonic_s() + self._invisible_s)
+                queue.give_again(queue.offset_of(message), monotonic_s() + self._invisible_s)
 
     def _rebalance(self) -> None:
         """Takes the free queues of this consumer's share, and gives back queues outside of it when all their given

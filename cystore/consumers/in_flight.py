@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from cystore._native.record.message import Message
+from cystore.engine.inspect.queue_offset import queue_offset_in
 
 
 class QueueInFlight:
@@ -33,6 +34,10 @@ class QueueInFlight:
         self.next_offset = offset
         self.committed = offset  # last: an interrupted move is done again
 
+    def offset_of(self, message: Message) -> int:
+        """The message's queue offset in this queue, which may be a light one of it."""
+        return queue_offset_in(message, *self.queue)
+
     def fetched(self, messages: Iterable[Message], next_offset: int) -> None:
         """Takes in messages from the store, in order."""
         self.ready.extend(messages)
@@ -49,7 +54,7 @@ class QueueInFlight:
         if not self.ready or self.leaving:
             return None
         message = self.ready[0]
-        self.given[message.queue_offset] = (
+        self.given[self.offset_of(message)] = (
             message,
             deadline_s,
         )  # first: an interrupt in between gives it again
@@ -61,11 +66,15 @@ class QueueInFlight:
         the given ones."""
         return self.given.pop(offset, None) is not None
 
+    def has_given(self, offset: int, message: Message) -> bool:
+        """Whether this very message was given at an offset."""
+        return offset in self.given and self.given[offset][0] is message
+
     def leave(self) -> None:
         """From now on gives no new message."""
         self.leaving = True
         if self.ready:
-            self.next_offset = self.ready[0].queue_offset
+            self.next_offset = self.offset_of(self.ready[0])
             self.ready.clear()
 
     def expired(self, now_s: float) -> list[Message]:
@@ -82,4 +91,4 @@ class QueueInFlight:
         """The lowest offset that is not settled."""
         for offset in self.given:
             return offset
-        return self.ready[0].queue_offset if self.ready else self.next_offset
+        return self.offset_of(self.ready[0]) if self.ready else self.next_offset

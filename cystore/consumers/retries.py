@@ -16,7 +16,8 @@ from cystore.layout import SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import DUE, SOURCE
 
 FIRST_LEVEL = 3  # of a message that was consumed once
-OF_LAST_DELIVERY = (SOURCE, DUE)
+# A retry is in its group's topic alone: no light queue gets a message a second time.
+OF_LAST_DELIVERY = (SOURCE, DUE, "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
 
 
 def retry_of(

@@ -52,7 +52,7 @@ from cystore.layout.record import (
 )
 from cystore.layout.shapes import MUTEX_BYTES, TYPE_BYTES, Constants, DiskStruct, Field, Part, Shared
 from cystore.layout.sys_flags import IN_QUEUE, NOT_IN_INDEX, takes_index_entry, takes_queue_offset
-from cystore.layout.topics import DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
+from cystore.layout.topics import DISCARDED_TOPIC, HALF_TOPIC, LMQ_PREFIX, OP_TOPIC, SCHEDULE_TOPIC
 from cystore.layout.version import LAYOUT_VERSION, RELEASE
 
 CONSTANTS: Constants = {
@@ -93,6 +93,7 @@ __all__ = [
     "KEY_WORDS",
     "LATENCY_BUCKETS",
     "LAYOUT_VERSION",
+    "LMQ_PREFIX",
     "LOCK_NAMES",
     "MAGIC",
     "MUTEX_BYTES",

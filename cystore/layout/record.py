@@ -63,6 +63,8 @@ PROPERTIES = {
     "REAL_QID": "queue id of that message",
     "TRAN_MSG": "`true` in a half message",
     "PGROUP": "producer group of a half message",
+    "INNER_MULTI_DISPATCH": "light queues of the message, with commas",
+    "INNER_MULTI_QUEUE_OFFSET": "its queue offsets there",
     "DELAY_SOURCE": "of a delivered message: the record that waited",
     "DELAY_DUE": "due time of a delayed message that was carried forward, ms",
     "EXPIRES_AT_MS": "time from which on reads leave the message out, ms",

@@ -10,6 +10,9 @@ SCHEDULE_TOPIC, HALF_TOPIC = "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"
 # (TopicValidator).
 OP_TOPIC, DISCARDED_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
 
+# Begins the name of a light queue (MixAll.LMQ_PREFIX), which is a topic with one queue, 0.
+LMQ_PREFIX = "%LMQ%"
+
 CONSTANTS: Constants = {
     "TOPIC_BYTES_MAX": (127, "the length is a signed byte"),
     "DELAY_LEVELS_MAX": (64, "levels in message_delay_level; RocketMQ's default has 18"),

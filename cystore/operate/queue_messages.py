@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cystore import CorruptRecordError, Message, MessageStore
+from cystore._native.record.properties import queues_of
+from cystore.engine.inspect.queue_offset import queue_offset_in
 from cystore.layout import takes_queue_offset
 from cystore.operate.output import write_note
 
@@ -71,11 +73,11 @@ def whole_queues(store: MessageStore, topic: str | None, queue_ids: list[int]) -
     dispatched, end = store.catch_up(), store.wrote_position
     views = {(view.topic, view.queue_id): view for view in dispatched_queues(store, topic, queue_ids)}
     for message in store.scan(dispatched, end) if dispatched < end else ():
-        key = message.topic, message.queue_id
-        if (topic in (None, key[0])) and (not queue_ids or key[1] in queue_ids) and has_queue_entry(message):
-            view = views.setdefault(key, QueueView(*key, message.queue_offset, message.queue_offset))
-            if message.queue_offset >= view.end:  # else it was dispatched meanwhile
-                view.behind.append(message.physical_offset)
+        for name, queue_id, offset in queues_of(message) if has_queue_entry(message) else ():
+            if (topic in (None, name)) and (not queue_ids or queue_id in queue_ids):
+                view = views.setdefault((name, queue_id), QueueView(name, queue_id, offset, offset))
+                if offset >= view.end:  # else it was dispatched meanwhile
+                    view.behind.append(message.physical_offset)
     return [views[key] for key in sorted(views)]
 
 
@@ -95,7 +97,7 @@ def queue_messages(
         except CorruptRecordError as error:
             damage.found(f"{view.topic}/{view.queue_id}", error)
             continue
-        if message.queue_offset >= begin:
+        if queue_offset_in(message, view.topic, view.queue_id) >= begin:
             yield message
 
 
@@ -108,7 +110,7 @@ def _dispatched(store: MessageStore, view: QueueView, at: int, damage: DamageCou
             at += 1
             continue
         for message in got.messages:
-            if message.queue_offset >= view.end:
+            if queue_offset_in(message, view.topic, view.queue_id) >= view.end:
                 return
             yield message
         if got.next_offset <= at:

@@ -20,7 +20,7 @@ from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record import record as kernel
 from cystore._native.record.argument_checks import whole
-from cystore._native.record.properties import find_property
+from cystore._native.record.properties import find_property, light_places
 from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
@@ -213,7 +213,13 @@ class Scrubber:
         finally:
             reader.close()
         file = queue.file_of(wrong.queue_offset)
-        if found is None or file is None or found["queue_offset"] != wrong.queue_offset:
+        if found is None or file is None:
+            return None
+        light = light_places(found["properties"], wrong.physical_offset)
+        if (wrong.topic, wrong.queue_offset) not in [
+            (found["topic"].decode(), found["queue_offset"]),
+            *light,
+        ]:
             return None
         tags = find_property(found["properties"], b"TAGS") or b""
         entry = QUEUE_ENTRY.pack(wrong.physical_offset, wrong.size_bytes, kernel.hash_code(tags))

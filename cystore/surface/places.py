@@ -10,6 +10,7 @@ from cystore._native.record.message import Message
 from cystore.attachment.attach import Attachment
 from cystore.derived.reading.by_key import DEFAULT_COUNT, FOREVER_MS
 from cystore.engine.inspect.message_id import MessageId, read_by_id
+from cystore.engine.inspect.queue_offset import queue_offset_in
 from cystore.engine.log.ages import Ages
 
 
@@ -62,8 +63,9 @@ class StorePlaces(ABC):
         while begin < end:
             result = reader.get(topic, queue_id, begin, min(end - begin, DEFAULT_COUNT))
             for message in result.messages:
-                if message.queue_offset < end:
-                    found[str(MessageId.of(message))] = message.queue_offset
+                queue_offset = queue_offset_in(message, topic, queue_id)
+                if queue_offset < end:
+                    found[str(MessageId.of(message))] = queue_offset
             if result.next_offset <= begin:
                 break
             begin = result.next_offset

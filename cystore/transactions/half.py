@@ -51,6 +51,8 @@ def half_of(message: Message, host: bytes, producer_group: str) -> Message:
         REAL_TOPIC: message.topic,
         REAL_QUEUE: str(message.queue_id),
     }
+    if "INNER_MULTI_DISPATCH" in (message.properties or ()):
+        raise MessageIllegalError("properties: the message of a transaction has no INNER_MULTI_DISPATCH")
     half = message_for_topic(message, HALF_TOPIC, 0, changed_properties(b"", notes), host)
     for name in RESERVED:
         if name in (message.properties or ()):

@@ -179,3 +179,29 @@ def test_a_slave_cleans_what_its_master_delivered(tmp_path, port):
         fill(master, 300)
         wait_log(slave, wrote(master))
         assert slave.clean().segments > 2
+
+
+def test_a_slave_has_the_light_queues_of_its_master(tmp_path, port):
+    """And continues their queue offsets when it becomes a master (I2)."""
+    light = {"enable_lmq": True, "enable_multi_dispatch": True}
+    names = ("%LMQ%a", "%LMQ%b")
+
+    def put(store: cystore.MessageStore, number: int) -> None:
+        queues = names if number % 3 else names[:1]
+        store.put("T", b"%d" % number, properties={"INNER_MULTI_DISPATCH": ",".join(queues)})
+
+    with cystore.open(tmp_path / "master", **masters(port), **light) as master:
+        for number in range(60):
+            put(master, number)
+        with cystore.open(tmp_path / "slave", **slaves(port), **light) as slave:
+            wait_log(slave, wrote(master))
+            for number in range(60, 90):
+                put(master, number)
+            assert slave.wait("%LMQ%a", 0, 89, timeout_s=60)
+            wait_log(slave, wrote(master))
+            check_equal(master, slave)
+            assert slave.topics() == master.topics()
+    with cystore.open(tmp_path / "slave", broker_role="async_master") as promoted:
+        put(promoted, 91)
+        bodies = [bytes(m.body) for at in (0, 32, 64) for m in promoted.get("%LMQ%b", 0, at).messages]
+        assert bodies == [b"%d" % number for number in (*range(90), 91) if number % 3]

@@ -7,6 +7,7 @@ DefaultAppendMessageCallback.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from cystore._native.append.light cimport light_claim, light_claims, light_prepare, light_publish
 from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, release_fence, store_u32
 from cystore._native.memory.control cimport Control
 from cystore._native.layout cimport RECORD_MAGIC_BLANK, record_set_magic, record_set_total_size
@@ -56,6 +57,7 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
     cdef append_item* item
     cdef int64_t wrote = block.wrote, total, room, now, at, size
     cdef Py_ssize_t i, end, begin = done[0]
+    cdef light_claims claims
     cdef int status = append_allowed(block, target, forbidding) if control_intact(block) else APPEND_OVERWRITTEN
     failpoint("append.many_begun")
     if status != APPEND_OK:
@@ -69,10 +71,15 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             target.needed = wrote
             target.wanted = wrote + items[begin].size + BLANK_SIZE_MIN
             return APPEND_NEED_SEGMENT
+        claims.count = 0
+        # What light queues give out next depends on the messages before: such a message is appended by itself.
+        if items[begin].light_count and not light_prepare(block, &items[begin], &claims):
+            return APPEND_NEED_QUEUES
         room = target.base + target.length - wrote
         total = 0
         end = begin
-        while end < count and total + items[end].size + BLANK_SIZE_MIN <= room:
+        while end < count and total + items[end].size + BLANK_SIZE_MIN <= room \
+                and (end == begin or not (claims.count or items[end].light_count)):
             total += items[end].size
             end += 1
         size = items[begin].size
@@ -114,6 +121,8 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
         for i in range(begin, end):
             claim_place(&items[i], at, now)
             at += items[i].size
+        if claims.count:
+            light_claim(&claims)
         # From the last to the first: when everybody dies the wrote position is lost, and recovery takes what stands
         # in the log. It finds none of them until the first one is whole, and then all.
         for i in range(end - 1, begin - 1, -1):
@@ -128,6 +137,8 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             return APPEND_OVERWRITTEN
         for i in range(begin, end):
             publish_place(&items[i])
+        if claims.count:
+            light_publish(&claims)
         end_intent(block, <uint64_t>(end - begin), <uint64_t>total)
         begin = end
         done[0] = end

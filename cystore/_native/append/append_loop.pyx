@@ -9,6 +9,7 @@ from cystore._native.append.append cimport (
     APPEND_NEED_QUEUES, APPEND_NEED_SEGMENT, APPEND_NEED_SPACE, APPEND_OK, APPEND_REFUSED, APPEND_UNREADABLE,
     FILE_BYTES_MAX, NEEDS_LEASE, append_items
 )
+from cystore._native.append.light cimport light_wake
 from cystore._native.append.put cimport FastAppender
 from cystore._native.memory.atomics cimport add_u64, clock_coarse_ms, load_i64, robust_owner
 from cystore._native.memory.locks cimport (
@@ -62,7 +63,9 @@ cdef class AppendLoop(FastAppender):
                     status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
                     control_unlock(block, LOCK_APPEND)
             control_wake_sleepers(block)
-            for i in range(before, done[0]): control_wake_queue(items[i].entry)
+            for i in range(before, done[0]):
+                control_wake_queue(items[i].entry)
+                if items[i].light_count: light_wake(block, &items[i])
             if status == APPEND_OK:
                 if self.target.slow_ms: self.tell_slow()
                 return 0

@@ -22,6 +22,7 @@ class Appender(AppendLoop):
         sync_by_default: bool,
         delay_levels: int,
         replicated_by_default: bool = False,
+        light_queues_max: int = 0,
     ) -> None: ...
     @property
     def active_calls(self) -> int: ...

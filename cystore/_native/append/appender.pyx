@@ -14,6 +14,7 @@ from libc.string cimport memcpy, memset
 
 from cystore._native.append.append cimport FORBID_WRITING
 from cystore._native.append.append_loop cimport AppendLoop
+from cystore._native.append.light cimport light_check, light_room, light_without_offsets
 from cystore._native.append.batch cimport check_batch, check_together, results_of
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
 from cystore._native.memory.control cimport Control
@@ -61,7 +62,7 @@ cdef class Appender(AppendLoop):
 
     def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
                  int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default, int32_t delay_levels,
-                 bint replicated_by_default=False):
+                 bint replicated_by_default=False, int64_t light_queues_max=0):
         self.control = control
         self.target.block = control.checked()
         self.target.magic = RECORD_MAGIC_ROCKETMQ if record_format == "rocketmq" else RECORD_MAGIC_CYSTORE
@@ -87,6 +88,7 @@ cdef class Appender(AppendLoop):
         self.defaults.special = False
         self.defaults.expires_at_ms = 0
         self.delay_levels = delay_levels
+        self.light_queues_max = light_queues_max
         self.callers = []
 
     def __dealloc__(self):
@@ -183,7 +185,7 @@ cdef class Appender(AppendLoop):
         """The size, once all lengths are known."""
         cdef int64_t size = RECORD_FIXED_BYTES + item.born_host_len + item.store_host_len
         size += <int64_t>item.body_len + item.topic_len + item.properties_len
-        if size + BLANK_SIZE_MIN > self.file_bytes or size > 0x7FFFFFFF:
+        if size + light_room(item) + BLANK_SIZE_MIN > self.file_bytes or size > 0x7FFFFFFF:
             self._refuse_size(size)
         item.size = <int32_t>size
         return 0
@@ -201,6 +203,8 @@ cdef class Appender(AppendLoop):
         (CommitLog.asyncPutMessage). Prepared and rollback messages do not: their properties say how long the commit
         is to be delayed."""
         cdef int32_t begin = buffer.length - item.properties_len, longer = max(item.topic_len - SCHEDULE_TOPIC_BYTES, 0)
+        if item.light_count:
+            raise MessageIllegalError("properties['INNER_MULTI_DISPATCH']: goes with no delay_level")
         if level > self.delay_levels:
             raise MessageIllegalError(f"delay_level: {level}, this store has levels 1 to {self.delay_levels} "
                                       "(message_delay_level)")
@@ -295,6 +299,8 @@ cdef class Appender(AppendLoop):
                 item.properties_len = put_expiry(&buffer, 0, options.expires_at_ms)
             if buffer.expires:
                 item.sys_flag |= <int32_t>SYS_FLAG_EXPIRES
+            if self.light_queues_max:
+                light_check(self.target.block, &item, &buffer, self.light_queues_max)
             if options.delay_level:
                 self._delay(options.delay_level, &item, &buffer)
             item.properties = buffer.start
@@ -404,6 +410,8 @@ cdef class Appender(AppendLoop):
                         buffer.expires = False
                     host = self.store_host if message._born_host is None else <bytes>message._born_host
                     set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
+                    if self.light_queues_max:
+                        light_check(self.target.block, item, &buffer, self.light_queues_max)
                     if message._delay_level:
                         self._delay(message._delay_level, item, &buffer)
                 else:
@@ -412,8 +420,11 @@ cdef class Appender(AppendLoop):
                     item.body = message.view.body
                     item.body_len = message.view.body_len
                     self._copy_properties(&buffer, item, message.view.properties, message.view.properties_len)
+                    if self.light_queues_max:
+                        light_check(self.target.block, item, &buffer, self.light_queues_max)
                     set_born_host(item, message.view.born_host, message.view.born_host_len)
                 self._finish(item)
+                buffer.length += light_room(item)
                 work += 1 + (item.properties_len >> 10)
                 if work >= BATCH_STEP:
                     work = 0
@@ -423,7 +434,7 @@ cdef class Appender(AppendLoop):
                 room = 0
                 for i in range(count):
                     items[i].properties = buffer.start + room
-                    room += items[i].properties_len
+                    room += items[i].properties_len + light_room(&items[i])
             if is_batch:
                 check_batch(items, count, self.max_body_bytes)
             if together:
@@ -454,6 +465,7 @@ cdef class Appender(AppendLoop):
         property_room(buffer, length)
         if length:
             memcpy(buffer.start + buffer.length, start, length)
+            length = light_without_offsets(buffer.start + buffer.length, <int>length)
         buffer.length += <int32_t>length
         item.properties_len = <int32_t>length
         return 0

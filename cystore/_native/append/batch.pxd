@@ -29,6 +29,8 @@ cdef inline int check_batch(const append_item* items, Py_ssize_t count, int64_t 
         if item.topic_len == SCHEDULE_TOPIC_BYTES and memcmp(item.topic, SCHEDULE_TOPIC_TEXT,
                                                              SCHEDULE_TOPIC_BYTES) == 0:
             raise MessageIllegalError(f"messages[{i}]: delay_level: a batch is not delayed")
+        if item.light_count:
+            raise MessageIllegalError(f"messages[{i}]: properties['INNER_MULTI_DISPATCH']: a batch has no light queues")
         if not takes_queue_offset(item.sys_flag):
             raise MessageIllegalError(f"messages[{i}]: sys_flag: a batch has no prepared or rolled back "
                                       "message of a transaction")

@@ -27,6 +27,7 @@ from cystore._native.layout cimport (
 from cystore._native.memory.locks cimport control_intact, control_wake_queue, control_wake_sleepers
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_add_queue, control_find_queue
+from cystore._native.record.property_read cimport light_begin, light_next, light_place, light_queues
 from cystore._native.record.record_read cimport record_at, walk_begin
 from cystore._native.record.record_write cimport failpoint
 
@@ -52,6 +53,52 @@ cdef struct copied_record:
     int32_t topic_len
     int32_t queue_id
     bint counts                 # takes a queue offset
+    bint is_light               # is in `light` too
+    light_queues light
+
+
+cdef queue_entry* _queue_at(control_block* block, const uint8_t* topic, int topic_len, int32_t queue_id,
+                            int64_t queue_offset) noexcept nogil:
+    """A queue; a new one begins with this offset. NULL when there is no room for it."""
+    cdef queue_entry* entry = control_find_queue(block, topic, topic_len, queue_id)
+    if entry != NULL:
+        return entry
+    entry = control_add_queue(block, topic, topic_len, queue_id)
+    if entry == NULL:
+        return NULL
+    failpoint("copied.queue_added")
+    entry.minimum = entry.claimed = queue_offset
+    store_i64(&entry.dispatched, queue_offset)
+    store_i64(&entry.next, queue_offset)
+    return entry
+
+
+cdef void _claim_light(control_block* block, copied_record* r) noexcept nogil:
+    cdef light_queues left = r.light
+    cdef light_place place
+    cdef queue_entry* entry
+    while light_next(&left, &place):
+        entry = control_find_queue(block, place.name, place.name_len, 0)
+        if entry.claimed <= place.queue_offset:
+            store_i64(&entry.claimed, place.queue_offset + 1)
+
+
+cdef void _publish_light(control_block* block, copied_record* r) noexcept nogil:
+    cdef light_queues left = r.light
+    cdef light_place place
+    cdef queue_entry* entry
+    while light_next(&left, &place):
+        entry = control_find_queue(block, place.name, place.name_len, 0)
+        if load_i64(&entry.next) <= place.queue_offset:
+            store_i64(&entry.next, place.queue_offset + 1)
+
+
+cdef void _wake_light(control_block* block, copied_record* r) noexcept nogil:
+    cdef light_queues left = r.light
+    cdef light_place place
+    while light_next(&left, &place):
+        control_wake_queue(control_find_queue(block, place.name, place.name_len, 0))
+
 
 DONE = APPEND_OK
 NEED_SPACE = APPEND_NEED_SPACE
@@ -150,6 +197,7 @@ cdef class CopiedRecords:
             r.queue_offset, r.store_timestamp = v.queue_offset, v.store_timestamp
             r.counts = takes_queue_offset(v.sys_flag)
             r.entry = NULL
+            r.is_light = r.counts and light_begin(&v, &r.light)
             self.any_of_ours |= v.magic == RECORD_MAGIC_CYSTORE
             self.count += 1
             at += r.size
@@ -187,12 +235,16 @@ cdef class CopiedRecords:
                 return APPEND_NEED_QUEUES
             if r.counts and r.queue_offset - r.entry.claimed > GAP_MAX + i:
                 return APPEND_UNREADABLE
+            if r.is_light and not self._find_light(block, r):
+                return APPEND_NEED_QUEUES
             timestamp = max(timestamp, r.store_timestamp)
         begin_intent(block, self.position, self.position + self.length, timestamp)
         for i in range(self.count):
             r = &self.records[i]
             if r.counts and r.entry.claimed <= r.queue_offset:
                 store_i64(&r.entry.claimed, r.queue_offset + 1)
+            if r.is_light:
+                _claim_light(block, r)
         failpoint("copied.claimed")
         for i in range(self.count - 1, -1, -1):  # see append_items
             memcpy(p + self.records[i].at, self.records[i].start, self.records[i].size)
@@ -206,6 +258,8 @@ cdef class CopiedRecords:
             r = &self.records[i]
             if r.counts and load_i64(&r.entry.next) <= r.queue_offset:
                 store_i64(&r.entry.next, r.queue_offset + 1)
+            if r.is_light:
+                _publish_light(block, r)
             if r.entry != NULL:
                 store_u64(&r.entry.put_bytes, r.entry.put_bytes + r.size)
         failpoint("copied.next_set")
@@ -215,16 +269,15 @@ cdef class CopiedRecords:
     cdef bint _find_queue(self, control_block* block, copied_record* r) noexcept nogil:
         """A queue that is new begins with its first record here: the log may begin behind the queue's first
         messages."""
-        r.entry = control_find_queue(block, r.topic, r.topic_len, r.queue_id)
-        if r.entry != NULL:
-            return True
-        r.entry = control_add_queue(block, r.topic, r.topic_len, r.queue_id)
-        if r.entry == NULL:
-            return False
-        failpoint("copied.queue_added")
-        r.entry.minimum = r.entry.claimed = r.queue_offset
-        store_i64(&r.entry.dispatched, r.queue_offset)
-        store_i64(&r.entry.next, r.queue_offset)
+        r.entry = _queue_at(block, r.topic, r.topic_len, r.queue_id, r.queue_offset)
+        return r.entry != NULL
+
+    cdef bint _find_light(self, control_block* block, copied_record* r) noexcept nogil:
+        cdef light_queues left = r.light
+        cdef light_place place
+        while light_next(&left, &place):
+            if _queue_at(block, place.name, place.name_len, 0, place.queue_offset) == NULL:
+                return False
         return True
 
     def wake(self):
@@ -235,3 +288,5 @@ cdef class CopiedRecords:
         for i in range(self.count):
             if self.records[i].entry != NULL:
                 control_wake_queue(self.records[i].entry)
+            if self.records[i].is_light:
+                _wake_light(block, &self.records[i])

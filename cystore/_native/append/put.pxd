@@ -79,6 +79,7 @@ cdef class FastAppender:
     cdef readonly PutResult last_result  # of the fast path; given again when nobody has kept it
     cdef put_options defaults       # what a put without any of these arguments has
     cdef int32_t delay_levels
+    cdef int64_t light_queues_max   # 0: messages have no light queues
     cdef object store_put        # the store's `put`, for keywords that only it knows
     cdef Py_ssize_t active
     cdef list callers            # thread ids of the active calls

@@ -4,12 +4,13 @@ from cystore._native.memory.control cimport Control
 from cystore._native.derived.index cimport index_view
 from cystore._native.layout cimport control_block, queue_entry
 from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.property_read cimport light_queues
 from cystore._native.record.window cimport segment_view
 
 cdef enum DispatchStatus:
     DISPATCH_DONE = 0               # `end` is reached
     DISPATCH_NEED_SEGMENT = 1       # the log file of `position`
-    DISPATCH_NEED_QUEUE = 2         # the queue of the record at `position` is not in the table
+    DISPATCH_NEED_QUEUE = 2         # a queue of the record at `position` is not in the table
     DISPATCH_NEED_GAP = 3           # queue `slot` has to be filled up to queue offset `wanted`
     DISPATCH_NEED_QUEUE_FILE = 4    # the file of queue `slot` that holds position `wanted`
     DISPATCH_NEED_QUEUE_SPACE = 5   # space at position `wanted` of queue `slot`
@@ -44,6 +45,8 @@ cdef struct pending_record:
     uint32_t slot
     int first_hash
     int hash_count
+    bint is_light               # it is in `light` too
+    light_queues light
 
 cdef enum:
     PENDING_RECORDS = 32            # parsed ahead, so that the slots of their keys are on their way from memory

@@ -25,7 +25,9 @@ from cystore._native.memory.control cimport Control
 from cystore._native.memory.locks cimport control_enter, control_unlock
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived
+from cystore._native.record.property_read cimport (
+    derive_begin, derive_next_key, derived, light_next, light_of, light_place, light_queues
+)
 from cystore._native.record.record_read cimport record_at, same_text, walk_begin
 from cystore._native.record.record_view cimport (
     RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, record_view
@@ -57,6 +59,7 @@ cdef inline void _read_properties(dispatch_state* d, pending_record* r, const re
     cdef size_t length
     derive_begin(v, d.delay_ms, d.delay_levels, &found)
     r.tags_code = found.tags_code
+    r.is_light = light_of(v, &found.light, &found.light_offsets, &r.light)
     while with_keys and derive_next_key(&found, &key, &length):
         _add_key(d, r, key, length)
 
@@ -112,6 +115,7 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
         r.queue = NULL
         r.first_hash = hashes
         r.hash_count = 0
+        r.is_light = False
         if status == RECORD_OK:
             r.store_timestamp = v.store_timestamp
             r.queue_offset = v.queue_offset
@@ -153,7 +157,7 @@ cdef int _put_ext(dispatch_state* d, queue_files* files, pending_record* r) noex
     return DISPATCH_DONE
 
 
-cdef int _put_queue(dispatch_state* d, pending_record* r) noexcept nogil:
+cdef int _put_queue(dispatch_state* d, pending_record* r, bint with_ext) noexcept nogil:
     cdef queue_entry* queue = r.queue
     cdef queue_files* files
     cdef int64_t dispatched = load_i64(&queue.dispatched)
@@ -174,7 +178,7 @@ cdef int _put_queue(dispatch_state* d, pending_record* r) noexcept nogil:
         return DISPATCH_NEED_QUEUE_FILE
     if at + <int64_t>QUEUE_ENTRY_BYTES > queue.allocated:
         return DISPATCH_NEED_QUEUE_SPACE
-    if d.with_ext:
+    if with_ext:
         status = _put_ext(d, files, r)
         if status != DISPATCH_DONE:
             return status
@@ -185,6 +189,26 @@ cdef int _put_queue(dispatch_state* d, pending_record* r) noexcept nogil:
     queue.last_store_timestamp = r.store_timestamp
     store_i64(&queue.dispatched, r.queue_offset + 1)  # release: the entry; acquire in queue.pyx, queue_reader.pyx
     failpoint("dispatch.queue")
+    return DISPATCH_DONE
+
+
+cdef int _put_light(dispatch_state* d, const pending_record* r, int64_t tags_code) noexcept nogil:
+    """The entries of the record's light queues, which have no extended units. An offset that a queue has passed is
+    left: a record that was copied, or a RocketMQ that began to count anew."""
+    cdef light_queues left = r.light
+    cdef light_place place
+    cdef pending_record one = r[0]
+    cdef int status
+    one.tags_code = tags_code
+    while light_next(&left, &place):
+        one.queue = control_find_queue(d.block, place.name, place.name_len, 0)
+        if one.queue == NULL:
+            return DISPATCH_NEED_QUEUE
+        one.slot = <uint32_t>(one.queue - control_slot(d.block, 0))
+        one.queue_offset = place.queue_offset
+        status = _put_queue(d, &one, False)
+        if status != DISPATCH_DONE:
+            return status
     return DISPATCH_DONE
 
 
@@ -206,8 +230,11 @@ cdef int _put_index(dispatch_state* d, pending_record* r) noexcept nogil:
 cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
     """Makes all entries of one record and moves on behind it."""
     cdef int status
+    cdef int64_t tags_code = r.tags_code
     if r.queue != NULL:
-        status = _put_queue(d, r)
+        status = _put_queue(d, r, d.with_ext)
+        if status == DISPATCH_DONE and r.is_light:
+            status = _put_light(d, r, tags_code)
         if status != DISPATCH_DONE:
             return status
     status = _put_index(d, r)

@@ -17,7 +17,9 @@ from cystore._native.derived.queue cimport queue_put
 from cystore._native.layout cimport QUEUE_ENTRY_BYTES, takes_index_entry, takes_queue_offset
 from cystore._native.memory.local_queues cimport fill_local_queue, find_local_queue, link_local_queue, queue_key
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived
+from cystore._native.record.property_read cimport (
+    LIGHT_QUEUES_READ, derive_begin, derive_next_key, derived, light_next, light_of, light_place, light_queues
+)
 from cystore._native.record.record_read cimport record_at, walk_begin
 from cystore._native.record.record_view cimport (
     RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
@@ -71,35 +73,47 @@ cdef struct entries_state:
     int32_t last            # the queue of the record before: the next one often is of the same
 
 
-cdef inline int32_t _queue_of(entries_state* s, const record_view* v) noexcept nogil:
-    """Number of the record's queue, which may be a new one; -1 where there is no room for that."""
+cdef inline int32_t _queue_of(entries_state* s, const uint8_t* topic, int topic_len, int32_t queue_id) noexcept nogil:
+    """Number of a queue, which may be a new one: there is room for all of a record's."""
     cdef uint32_t link = find_local_queue(
-        s.queues, sizeof(known_queue), &s.buckets[0], BUCKETS - 1, v.topic, v.topic_len, v.queue_id)
+        s.queues, sizeof(known_queue), &s.buckets[0], BUCKETS - 1, topic, topic_len, queue_id)
     if link:
         return <int32_t>(link - 1)
-    if s.queue_count == s.queue_room:
-        return -1
-    fill_local_queue(&s.queues[s.queue_count].key, v.topic, v.topic_len, v.queue_id)
+    fill_local_queue(&s.queues[s.queue_count].key, topic, topic_len, queue_id)
     s.queues[s.queue_count].count = 0
     link_local_queue(s.queues, sizeof(known_queue), &s.buckets[0], BUCKETS - 1, <uint32_t>s.queue_count)
     s.queue_count += 1
     return s.queue_count - 1
 
 
+cdef inline void _add_row(entries_state* s, const record_view* v, int32_t queue, int64_t queue_offset,
+                          int64_t tags_code) noexcept nogil:
+    cdef gathered* row = &s.rows[s.row_count]
+    row.queue = queue
+    row.size = v.total_size
+    row.queue_offset = queue_offset
+    row.position = s.position
+    row.tags_code = tags_code
+    row.store_timestamp = v.store_timestamp
+    s.row_count += 1
+    s.queues[queue].count += 1
+
+
 cdef int entries_run(const uint8_t* p, int64_t begin, int64_t limit, int64_t file_end, entries_state* s) noexcept nogil:
     """Goes on from `position`; `p` holds the log's bytes [begin, file_end)."""
     cdef record_view v
     cdef derived found
-    cdef gathered* row
+    cdef light_queues left
+    cdef light_place place
     cdef gathered_key* entered
     cdef const uint8_t* key
     cdef const uint8_t* at
     cdef size_t length
-    cdef int32_t number, seed
+    cdef int32_t seed
     cdef int status
     walk_begin(&v)
     while s.position < limit:
-        if s.row_count == s.row_room or s.key_count + KEYS_A_RECORD > s.key_room:
+        if s.row_count >= s.row_room or s.key_count + KEYS_A_RECORD > s.key_room or s.queue_count >= s.queue_room:
             return ENTRIES_FULL
         at = p + (s.position - begin)
         status = record_at(at, <size_t>(file_end - s.position), s.position, file_end, True, &v)
@@ -112,18 +126,10 @@ cdef int entries_run(const uint8_t* p, int64_t begin, int64_t limit, int64_t fil
             return ENTRIES_INVALID
         derive_begin(&v, s.delay_ms, s.delay_levels, &found)
         if takes_queue_offset(v.sys_flag):
-            number = _queue_of(s, &v)
-            if number < 0:
-                return ENTRIES_FULL
-            row = &s.rows[s.row_count]
-            row.queue = number
-            row.size = v.total_size
-            row.queue_offset = v.queue_offset
-            row.position = s.position
-            row.tags_code = found.tags_code
-            row.store_timestamp = v.store_timestamp
-            s.row_count += 1
-            s.queues[number].count += 1
+            _add_row(s, &v, _queue_of(s, v.topic, v.topic_len, v.queue_id), v.queue_offset, found.tags_code)
+            if light_of(&v, &found.light, &found.light_offsets, &left):
+                while light_next(&left, &place):
+                    _add_row(s, &v, _queue_of(s, place.name, place.name_len, 0), place.queue_offset, found.tags_code)
         if s.with_keys and takes_index_entry(v.sys_flag):
             seed = 0
             length = 0
@@ -165,9 +171,9 @@ cdef class EntryReader:
         self.s.key_room = 4 * rows + KEYS_A_RECORD
         self.s.queue_room = <int32_t>min(rows, 1 << 16)
         self.s.with_keys = with_keys
-        self.s.rows = <gathered*>PyMem_Malloc(rows * sizeof(gathered))
+        self.s.rows = <gathered*>PyMem_Malloc((rows + LIGHT_QUEUES_READ) * sizeof(gathered))
         self.s.keys = <gathered_key*>PyMem_Malloc(self.s.key_room * sizeof(gathered_key))
-        self.s.queues = <known_queue*>PyMem_Malloc(self.s.queue_room * sizeof(known_queue))
+        self.s.queues = <known_queue*>PyMem_Malloc((self.s.queue_room + LIGHT_QUEUES_READ) * sizeof(known_queue))
         self.delay_ms = <int64_t*>PyMem_Malloc(max(len(delay_levels_ms), 1) * sizeof(int64_t))
         if self.s.rows == NULL or self.s.keys == NULL or self.s.queues == NULL or self.delay_ms == NULL:
             raise MemoryError

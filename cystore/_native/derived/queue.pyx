@@ -23,7 +23,7 @@ from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
 from cystore._native.record.message cimport Message, found_message, stored_message
-from cystore._native.record.property_read cimport property_find, property_view
+from cystore._native.record.property_read cimport light_offset, property_find, property_view
 from cystore._native.record.record cimport java_hash
 from cystore._native.record.record_read cimport record_at, record_intact
 from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view
@@ -84,6 +84,10 @@ cdef inline bint _tag_wanted(const tag_filter* filter, const record_view* v) noe
     return False
 
 
+cdef inline bint _in_light_queue(const selection* s, const record_view* v) noexcept nogil:
+    return s.queue_id == 0 and light_offset(v, s.topic, s.topic_len) == s.first + s.at
+
+
 cdef int queue_select(selection* s, log_window* window) except -1 nogil:
     """Goes on from `s.at` until the batch is full, the entries end, or something stands in the way."""
     cdef const uint8_t* entry
@@ -132,8 +136,10 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
             s.status = record_at(at, available, physical_offset, window.segments[window.latest].end, False, &v)
         if s.status != RECORD_OK:
             return SELECT_DAMAGED
-        if v.total_size != size or v.queue_id != s.queue_id or v.queue_offset != s.first + s.at \
-                or v.topic_len != s.topic_len or memcmp(v.topic, s.topic, s.topic_len) != 0:
+        if v.total_size != size or not ((v.queue_id == s.queue_id and v.queue_offset == s.first + s.at
+                                         and v.topic_len == s.topic_len
+                                         and memcmp(v.topic, s.topic, s.topic_len) == 0)
+                                        or _in_light_queue(s, &v)):
             s.status = SELECT_OTHER_RECORD
             return SELECT_DAMAGED
         if s.filter.count and not _tag_wanted(&s.filter, &v):

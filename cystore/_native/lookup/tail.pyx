@@ -21,7 +21,7 @@ from cystore._native.memory.atomics cimport (
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.message cimport found_message
-from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived
+from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived, light_name, light_offset
 from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_OK, record_view
 from cystore._native.record.window cimport (
@@ -79,6 +79,16 @@ cdef struct tail_walk:
     int64_t first           # queue offset of entry 0
     int64_t count           # entries written, or messages found
     int64_t room
+    bint is_light           # records of other topics are in this queue too
+
+
+cdef int64_t _number(const tail_walk* t, const record_view* v) noexcept nogil:
+    """Queue offset of the record in the queue; -1: it is not in it."""
+    if not takes_queue_offset(v.sys_flag):
+        return -1
+    if v.queue_id == t.queue_id and v.topic_len == t.topic_len and memcmp(v.topic, t.topic, t.topic_len) == 0:
+        return v.queue_offset
+    return light_offset(v, t.topic, t.topic_len) if t.is_light else -1
 
 
 cdef int _next(log_window* window, tail_walk* t, record_view* v, const uint8_t** p) noexcept nogil:
@@ -89,6 +99,8 @@ cdef int _next(log_window* window, tail_walk* t, record_view* v, const uint8_t**
         status = tail_record(window, &t.at, v, p)
         if status != RECORD_OK or v.topic_len == t.topic_len and memcmp(v.topic, t.topic, t.topic_len) == 0:
             return status
+        if t.is_light and light_offset(v, t.topic, t.topic_len) >= 0:
+            return RECORD_OK
         t.at += v.total_size
 
 
@@ -103,9 +115,8 @@ cdef int _enter(log_window* window, tail_walk* t, uint8_t* entries) noexcept nog
         status = _next(window, t, &v, &p)
         if status != RECORD_OK:
             return status
-        if v.queue_id == t.queue_id and v.queue_offset >= t.first + t.count \
-                and takes_queue_offset(v.sys_flag) and record_intact(p, &v):
-            place = v.queue_offset - t.first
+        place = _number(t, &v) - t.first
+        if place >= t.count and record_intact(p, &v):
             if place >= t.room:
                 queue_put_holes(entries + t.count * <int64_t>QUEUE_ENTRY_BYTES, t.room - t.count)
                 t.count = t.room
@@ -142,6 +153,7 @@ cdef void _begin(tail_walk* t, int64_t position, bytes topic) noexcept:
     t.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
     t.topic_len = <int>len(topic)
     t.count = 0
+    t.is_light = False
 
 
 def entries_into(MappedFile out not None, LogWindow window not None, int64_t minimum, int64_t wrote, int64_t position,
@@ -158,6 +170,7 @@ def entries_into(MappedFile out not None, LogWindow window not None, int64_t min
         raise ValueError(f"{out!r} is mapped for reading only")
     _begin(&t, position, topic)
     t.queue_id = queue_id
+    t.is_light = queue_id == 0 and light_name(t.topic, t.topic_len)
     t.first = out.base // <int64_t>QUEUE_ENTRY_BYTES
     t.room = out.length // <int64_t>QUEUE_ENTRY_BYTES
     window.move(minimum, wrote)

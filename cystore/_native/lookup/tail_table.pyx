@@ -20,7 +20,9 @@ from cystore._native.memory.atomics cimport load_i64, load_u32, pthread_mutex_lo
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.property_read cimport derive_begin, derived
+from cystore._native.record.property_read cimport (
+    derive_begin, derived, light_begin, light_next, light_place, light_queues
+)
 from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_OK, record_view
 from cystore._native.record.window cimport LogWindow, WINDOW_BEYOND, WINDOW_NEED_SEGMENT, log_window
@@ -120,7 +122,8 @@ cdef bint _make_room(tail_state* t, uint32_t slot, int64_t count) noexcept nogil
     return True
 
 
-cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_view* v) noexcept nogil:
+cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_view* v,
+              int64_t number) noexcept nogil:
     """Adds the entry of the record at `t.reached`, as dispatch will, and hole entries for the offsets before it."""
     cdef tail_queue* q
     cdef derived found
@@ -130,10 +133,10 @@ cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_v
     q = &t.queues[slot]
     first = q.first
     if q.count == 0:
-        first = v.queue_offset
+        first = number
         if t.whole:
             first = min(load_i64(&control_slot(block, slot).dispatched), first)
-    place = v.queue_offset - first
+    place = number - first
     if place < q.count:
         return RECORD_OK  # not one that dispatch enters
     if place - q.count >= t.most - t.total:
@@ -149,13 +152,29 @@ cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_v
     return RECORD_OK
 
 
+cdef int _add_all(tail_state* t, control_block* block, const record_view* v) noexcept nogil:
+    """Adds the record's entries in its own queue and in its light ones. Queues that are not known yet are left."""
+    cdef light_queues left
+    cdef light_place place
+    cdef queue_entry* entry = control_find_queue(block, v.topic, v.topic_len, v.queue_id)
+    cdef int status = RECORD_OK
+    if entry != NULL:
+        status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), v, v.queue_offset)
+    if status != RECORD_OK or not light_begin(v, &left):
+        return status
+    while status == RECORD_OK and light_next(&left, &place):
+        entry = control_find_queue(block, place.name, place.name_len, 0)
+        if entry != NULL and place.queue_offset >= load_i64(&entry.dispatched):
+            status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), v, place.queue_offset)
+    return status
+
+
 cdef int _walk(tail_state* t, control_block* block, log_window* window, uint32_t slot, int64_t offset,
                int64_t upto) noexcept nogil:
     """Goes on over the log until the queue's entries reach `upto`: RECORD_OK. Or TAIL_PIECE, or what it stopped at:
     WINDOW_BEYOND is the log's end."""
     cdef record_view v
     cdef const uint8_t* p
-    cdef queue_entry* entry
     cdef int64_t until = t.reached + PIECE_BYTES
     cdef int status
     while not (_has(t, slot, offset) and _has(t, slot, upto - 1)):
@@ -167,14 +186,12 @@ cdef int _walk(tail_state* t, control_block* block, log_window* window, uint32_t
         if status != RECORD_OK:
             return status
         if takes_queue_offset(v.sys_flag) and record_intact(p, &v):
-            entry = control_find_queue(block, v.topic, v.topic_len, v.queue_id)
-            if entry != NULL:
-                status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), &v)
-                if status == TAIL_FULL and not _has(t, slot, offset):
-                    _forget_all(t)  # `whole` no longer: so a queue begins with its next record
-                    status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), &v)
-                if status != RECORD_OK:
-                    return status
+            status = _add_all(t, block, &v)
+            if status == TAIL_FULL and not _has(t, slot, offset):
+                _forget_all(t)  # `whole` no longer: so a queue begins with its next record
+                status = _add_all(t, block, &v)
+            if status != RECORD_OK:
+                return status
         t.reached += v.total_size
     return RECORD_OK
 

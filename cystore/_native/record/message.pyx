@@ -31,6 +31,7 @@ cdef enum:
 
 RESERVED_PROPERTIES = frozenset({
     "KEYS", "TAGS", "UNIQ_KEY", "DELAY", "REAL_TOPIC", "REAL_QID", "WAIT", "DELAY_SOURCE", "DELAY_DUE",
+    "INNER_MULTI_QUEUE_OFFSET",
 })
 
 

@@ -14,10 +14,13 @@ from cystore._native.layout cimport (
     PROPERTY_REAL_QID_BYTES, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, PROPERTY_TAGS, PROPERTY_TAGS_BYTES,
     PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, TOPIC_BYTES_MAX
 )
-from cystore._native.record.property_read cimport DUE_TIME_DIGITS, property_find, property_view
+from cystore._native.record.property_read cimport (
+    DUE_TIME_DIGITS, light_begin, light_next, light_place, light_queues, property_find, property_view
+)
 from cystore._native.record.argument_checks cimport exact_bytes, exact_text
 from cystore._native.record.message cimport Message
 from cystore._native.record.record_read cimport topic_valid
+from cystore._native.record.record_view cimport record_view
 
 from cystore._native.record.message import RESERVED_PROPERTIES
 from cystore.errors import MessageIllegalError
@@ -226,6 +229,30 @@ def find_property(const uint8_t[::1] properties, bytes name):
     if property_find(p, <int>properties.shape[0], name, <int>len(name), &found):
         return found.value[:found.value_len]
     return None
+
+
+def light_places(bytes properties not None, int64_t physical_offset):
+    """The light queues of a record with these stored properties, which stands at `physical_offset`: (topic, queue
+    offset) of each."""
+    cdef record_view v
+    cdef light_queues left
+    cdef light_place place
+    cdef list found = []
+    v.properties = <const uint8_t*><const char*>properties
+    v.properties_len = <int>len(properties)
+    v.physical_offset = physical_offset
+    if light_begin(&v, &left):
+        while light_next(&left, &place):
+            found.append((place.name[:place.name_len].decode("ascii"), place.queue_offset))
+    return found
+
+
+def queues_of(Message message not None):
+    """The queues that a stored message has a queue offset in: (topic, queue id, queue offset) of its own one, then of
+    its light ones."""
+    own = message.topic, message.queue_id, message.queue_offset
+    light = light_places(message.properties_bytes or b"", message.physical_offset)
+    return [own, *[(topic, 0, queue_offset) for topic, queue_offset in light]]
 
 
 def changed_properties(bytes stored, new not None, without=()):

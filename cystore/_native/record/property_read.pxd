@@ -3,22 +3,38 @@ them: the tags code, and the keys in the order they are entered.
 
 A property is a name, a byte of 1, a value; a byte of 2 separates two of them. Where a name repeats, its last pair
 counts. A blank separates two keys. Source: MessageDecoder.string2messageProperties of RocketMQ 4.9.3.
+
+Also the light queues of a record (RocketMQ's LMQ): queues that it is in beside its own one. Each is queue 0 of a topic
+that begins with %LMQ%.
+
+The property INNER_MULTI_DISPATCH names them, and INNER_MULTI_QUEUE_OFFSET has a queue offset for each, in the same
+order. A writer enters the offsets under the append lock. So a record with both is in these queues, whatever the
+settings are by now. Source: MultiDispatch and ConsumeQueue.multiDispatchLmqQueue of RocketMQ 4.9.3.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 from libc.string cimport memchr, memcmp
 
 from cystore._native.layout cimport (
-    DELAY_RUN_QUEUES, DELAY_SECONDS_MAX, PROPERTY_DELAY, PROPERTY_DELAY_BYTES, PROPERTY_DELAY_DUE,
-    PROPERTY_DELAY_DUE_BYTES, PROPERTY_END, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_NAME_END, PROPERTY_TAGS,
-    PROPERTY_TAGS_BYTES, PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT
+    DELAY_RUN_QUEUES, DELAY_SECONDS_MAX, LMQ_PREFIX, LMQ_PREFIX_BYTES, PROPERTY_DELAY, PROPERTY_DELAY_BYTES,
+    PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES, PROPERTY_END, PROPERTY_INNER_MULTI_DISPATCH,
+    PROPERTY_INNER_MULTI_DISPATCH_BYTES, PROPERTY_INNER_MULTI_QUEUE_OFFSET, PROPERTY_INNER_MULTI_QUEUE_OFFSET_BYTES,
+    PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_NAME_END, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, PROPERTY_UNIQ_KEY,
+    PROPERTY_UNIQ_KEY_BYTES, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT
 )
 from cystore._native.record.record cimport java_hash
+from cystore._native.record.record_read cimport topic_valid
 from cystore._native.record.record_view cimport record_view
 
 cdef enum:
     DUE_TIME_DIGITS = 17        # DELAY_PROPERTY_ROOM has room for so many
     KEY_END = 32                # a blank
+    LIGHT_SEPARATOR = 44        # a comma
+    LIGHT_OFFSET_DIGITS = 17
+    # A record cannot name more: two properties of 32,767 bytes, a name of six bytes and an offset of two.
+    LIGHT_QUEUES_READ = 4096
+    # Both names, and the shortest values.
+    LIGHT_PROPERTIES_BYTES = PROPERTY_INNER_MULTI_DISPATCH_BYTES + PROPERTY_INNER_MULTI_QUEUE_OFFSET_BYTES + 10
 
 # One name and value inside a record's properties.
 cdef struct property_view:
@@ -34,14 +50,31 @@ cdef struct known_properties:
     property_view unique
     property_view delay
     property_view due
+    property_view light         # names of light queues, and the queue offsets there
+    property_view light_offsets
 
 cdef struct derived:
     int64_t tags_code
     bint delayed                # waits for its time, which stands in the place of a tags code
     int64_t due_ms              # of a message that was carried forward: the record itself says when it is due; else 0
     property_view unique
+    property_view light
+    property_view light_offsets
     const uint8_t* keys         # what is left of them
     const uint8_t* keys_end
+
+# What is left of a record's light queues.
+cdef struct light_queues:
+    const uint8_t* names
+    const uint8_t* names_end
+    const uint8_t* offsets
+    const uint8_t* offsets_end
+    int64_t physical_offset
+
+cdef struct light_place:
+    const uint8_t* name
+    int name_len
+    int64_t queue_offset
 
 
 cdef inline bint property_next(const uint8_t** at, const uint8_t* end, property_view* found) noexcept nogil:
@@ -87,7 +120,7 @@ cdef inline void known_begin(known_properties* known, const record_view* v) noex
     cdef property_view nothing
     nothing.name = nothing.value = v.properties
     nothing.name_len = nothing.value_len = 0
-    known.tags = known.keys = known.unique = known.delay = known.due = nothing
+    known.tags = known.keys = known.unique = known.delay = known.due = known.light = known.light_offsets = nothing
 
 
 cdef inline void known_take(known_properties* known, const property_view* pair) noexcept nogil:
@@ -101,6 +134,10 @@ cdef inline void known_take(known_properties* known, const property_view* pair) 
         known.delay = pair[0]
     elif property_is(pair, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES):
         known.due = pair[0]
+    elif property_is(pair, PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_DISPATCH_BYTES):
+        known.light = pair[0]
+    elif property_is(pair, PROPERTY_INNER_MULTI_QUEUE_OFFSET, PROPERTY_INNER_MULTI_QUEUE_OFFSET_BYTES):
+        known.light_offsets = pair[0]
 
 
 cdef inline void read_known(const record_view* v, known_properties* known) noexcept nogil:
@@ -167,6 +204,7 @@ cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int
     cdef int64_t level
     read_known(v, &known)
     d.unique = known.unique
+    d.light, d.light_offsets = known.light, known.light_offsets
     d.keys = known.keys.value
     d.keys_end = known.keys.value + known.keys.value_len
     d.tags_code = java_hash(0, known.tags.value, known.tags.value_len) if known.tags.value_len else 0
@@ -200,3 +238,87 @@ cdef inline bint derive_next_key(derived* d, const uint8_t** key, size_t* length
         d.unique.value_len = 0
         return True
     return key_next(&d.keys, d.keys_end, key, length)
+
+
+cdef inline bint light_name(const uint8_t* topic, int64_t length) noexcept nogil:
+    """Whether a topic is a light queue's."""
+    return length > LMQ_PREFIX_BYTES and memcmp(topic, LMQ_PREFIX, LMQ_PREFIX_BYTES) == 0 and topic_valid(topic, length)
+
+
+cdef inline int64_t _parts(const uint8_t* at, const uint8_t** end) noexcept nogil:
+    """How many parts String.split gives; empty ones at the end are cut off."""
+    cdef int64_t count = 1
+    while end[0] > at and (end[0] - 1)[0] == LIGHT_SEPARATOR:
+        end[0] -= 1
+    if end[0] == at:
+        return 0
+    while (at := <const uint8_t*>memchr(at, LIGHT_SEPARATOR, end[0] - at)) != NULL:
+        count += 1
+        at += 1
+    return count
+
+
+cdef inline bint light_of(const record_view* v, const property_view* names, const property_view* offsets,
+                          light_queues* q) noexcept nogil:
+    """The light queues by the two properties of a record. False when it is in none."""
+    if names.value_len == 0 or offsets.value_len == 0:
+        return False
+    q.names, q.names_end = names.value, names.value + names.value_len
+    q.offsets, q.offsets_end = offsets.value, offsets.value + offsets.value_len
+    q.physical_offset = v.physical_offset
+    return _parts(q.names, &q.names_end) == _parts(q.offsets, &q.offsets_end) > 0
+
+
+cdef inline bint light_begin(const record_view* v, light_queues* q) noexcept nogil:
+    """Looks for a record's light queues. False when it is in none."""
+    cdef known_properties known
+    if v.properties_len < LIGHT_PROPERTIES_BYTES:
+        return False
+    read_known(v, &known)
+    return light_of(v, &known.light, &known.light_offsets, q)
+
+
+cdef inline int64_t _number(const uint8_t* text, int64_t length) noexcept nogil:
+    """-1 for anything but a number of digits."""
+    cdef int64_t i, value = 0
+    if not 0 < length <= LIGHT_OFFSET_DIGITS:
+        return -1
+    for i in range(length):
+        if not c'0' <= text[i] <= c'9':
+            return -1
+        value = value * 10 + (text[i] - c'0')
+    return value
+
+
+cdef inline const uint8_t* _part_end(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    cdef const uint8_t* found = <const uint8_t*>memchr(at, LIGHT_SEPARATOR, end - at)
+    return end if found == NULL else found
+
+
+cdef inline bint light_next(light_queues* q, light_place* place) noexcept nogil:
+    """The next light queue; False when there are no more. Names of other topics are skipped, and so are offsets that
+    cannot be: each message before took some room of the log."""
+    cdef const uint8_t* name_end
+    cdef const uint8_t* offset_end
+    while q.names < q.names_end and q.offsets < q.offsets_end:
+        name_end = _part_end(q.names, q.names_end)
+        offset_end = _part_end(q.offsets, q.offsets_end)
+        place.name, place.name_len = q.names, <int>(name_end - q.names)
+        place.queue_offset = _number(q.offsets, offset_end - q.offsets)
+        q.names, q.offsets = name_end + 1, offset_end + 1
+        if light_name(place.name, place.name_len) \
+                and 0 <= place.queue_offset <= q.physical_offset // <int64_t>RECORD_SIZE_MIN:
+            return True
+    return False
+
+
+cdef inline int64_t light_offset(const record_view* v, const uint8_t* topic, int topic_len) noexcept nogil:
+    """The record's queue offset in a light queue; -1 when it is not in that one."""
+    cdef light_queues left
+    cdef light_place place
+    if not light_name(topic, topic_len) or not light_begin(v, &left):
+        return -1
+    while light_next(&left, &place):
+        if place.name_len == topic_len and memcmp(place.name, topic, topic_len) == 0:
+            return place.queue_offset
+    return -1

@@ -46,6 +46,8 @@ cdef struct append_item:
     int32_t born_host_len
     int32_t store_host_len
     int32_t size
+    int32_t light_count             # light queues (light.pxd)
+    int32_t light_base              # length of the properties before the queue offsets there are added, under the lock
     int32_t queue_id
     int32_t flag
     int32_t sys_flag
@@ -58,6 +60,8 @@ cdef struct append_item:
     int64_t physical_offset
     int64_t queue_offset
     int64_t store_timestamp
+    int32_t light_at                # of their names among the properties
+    int32_t light_len
 
 # `summing` is a constant wherever these are called: two functions come of each.
 

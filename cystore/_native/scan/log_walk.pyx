@@ -21,6 +21,7 @@ from cystore._native.scan.log_walk_record cimport (
     WALK_OTHER_ENTRY, WALK_OTHER_KEY, WALK_OUT_OF_SEQUENCE, walk_follow, walk_follow_keys, walk_item, walk_queue,
     walk_state
 )
+from cystore._native.record.property_read cimport light_place
 from cystore._native.record.record_read cimport walk_begin
 from cystore._native.record.record_view cimport record_view
 
@@ -127,7 +128,8 @@ cdef class LogWalker:
         self.s.in_time_order = in_time_order
         self.s.watermark = watermark
         self.s.physic_timestamp = physic_timestamp
-        self.s.accepted = self.s.accepted_entry = self.s.accepted_keys = self.s.last_record = self.s.timed_end = -1
+        self.s.part_at = self.s.accepted = self.s.accepted_entry = self.s.accepted_keys = -1
+        self.s.last_record = self.s.timed_end = -1
         self.s.compare_tags = compare_tags
         self.s.bucket_mask = 63
         self.s.buckets = <uint32_t*>PyMem_Calloc(64, sizeof(uint32_t))
@@ -266,10 +268,20 @@ cdef class LogWalker:
     def accept(self):
         """Takes queue offset and time of the record at `position` as they are."""
         self.s.accepted = self.s.position
+        self.s.accepted_part = self._part()
+
+    cdef int _part(self) noexcept:
+        return self.s.part if self.s.part_at == self.s.position else 0
+
+    @property
+    def in_light_queue(self):
+        """Whether the queue that the status is about is a light one of the record."""
+        return self._part() > 0
 
     def accept_entry(self):
         """Takes the entry of the record at `position` as it is."""
         self.s.accepted_entry = self.s.position
+        self.s.accepted_entry_part = self._part()
 
     def compare_keys(self, int64_t at, int64_t limit, files=()):
         """From here on the index must hold each record's keys, as entries number `at` to before `limit` (counted over
@@ -308,11 +320,17 @@ cdef class LogWalker:
 
     def record(self):
         """(topic, queue id, queue offset, size, store timestamp, magic, sys flag) of the record that the last call
-        stopped at, as the bytes given to it have it now."""
+        stopped at, as the bytes given to it have it now. The first three are those of the light queue that the status
+        is about."""
+        cdef light_place named
+        cdef int32_t queue_id = self.s.v.queue_id
         if self.data is None or self.s.v.topic == NULL:
             raise ValueError("no record was looked at")
+        named.name, named.name_len, named.queue_offset = self.s.v.topic, self.s.v.topic_len, self.s.v.queue_offset
+        if self._part():
+            named, queue_id = self.s.named, 0
         return (
-            self.s.v.topic[:self.s.v.topic_len], self.s.v.queue_id, self.s.v.queue_offset, self.s.v.total_size,
+            named.name[:named.name_len], queue_id, named.queue_offset, self.s.v.total_size,
             self.s.v.store_timestamp, self.s.v.magic, self.s.v.sys_flag,
         )
 

@@ -13,7 +13,9 @@ from cystore._native.layout cimport (
     queue_entry_disk_tags_code, record_physical_offset, record_sys_flag, record_total_size
 )
 from cystore._native.memory.local_queues cimport find_local_queue, queue_key
-from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived, due_time_possible
+from cystore._native.record.property_read cimport (
+    derive_begin, derive_next_key, derived, due_time_possible, light_begin, light_next, light_place, light_queues
+)
 from cystore._native.record.record_read cimport record_at
 from cystore._native.record.record_view cimport (
     RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
@@ -60,8 +62,15 @@ cdef struct walk_state:
     int64_t limit
     int64_t file_end            # of the file that holds `position`
     int64_t watermark
+    # The queue that the walk is at: number `part` of the record at `part_at`. 0 is its own one, light ones follow.
+    light_place named
+    int32_t named_id
+    int64_t part_at
+    int part
     int64_t accepted            # the record here was judged: its queue offset and time are taken as they are
+    int accepted_part           # in this of its queues
     int64_t accepted_entry      # and the same for its entry
+    int accepted_entry_part
     int64_t accepted_keys       # and the same for its index entries
     const uint8_t* keys         # index entries [keys_begin, keys_end), counted over all files; at most keys_limit
     int64_t keys_begin
@@ -134,7 +143,7 @@ cdef inline int walk_item(const uint8_t* p, int64_t available, walk_state* s, re
 
 cdef inline walk_queue* _queue_of(walk_state* s) noexcept nogil:
     cdef uint32_t link = find_local_queue(
-        s.queues, sizeof(walk_queue), s.buckets, s.bucket_mask, s.v.topic, s.v.topic_len, s.v.queue_id)
+        s.queues, sizeof(walk_queue), s.buckets, s.bucket_mask, s.named.name, s.named.name_len, s.named_id)
     if link == 0:
         return NULL
     s.slot = link - 1
@@ -202,15 +211,17 @@ cdef inline int walk_follow_keys(walk_state* s) noexcept nogil:
     return WALK_LIMIT
 
 
-cdef inline int walk_follow(walk_state* s) noexcept nogil:
-    """Compares a record with its queue; WALK_LIMIT when it fits."""
+cdef inline int _follow(walk_state* s) noexcept nogil:
+    """Compares a record with the queue that the walk is at; WALK_LIMIT when it fits."""
     cdef walk_queue* queue = _queue_of(s)
     cdef const uint8_t* entry
-    cdef int64_t number = s.v.queue_offset
+    cdef int64_t number = s.named.queue_offset
     if queue == NULL:
         return WALK_NEW_QUEUE
+    if s.part and number < queue.next:
+        return WALK_LIMIT  # dispatch leaves such an offset, too
     if (not 0 <= number < (<int64_t>1 << QUEUE_OFFSET_BITS) or (number != queue.next and queue.next >= 0)) \
-            and s.accepted != s.position:
+            and (s.accepted != s.position or s.accepted_part != s.part):
         return WALK_OUT_OF_SEQUENCE
     if 0 <= number < queue.removed:
         queue.swallowed = s.swallowed
@@ -222,7 +233,10 @@ cdef inline int walk_follow(walk_state* s) noexcept nogil:
             s.wanted = number
             return WALK_ENTRIES
         entry = queue.entries + (number - queue.entries_begin) * <int64_t>QUEUE_ENTRY_BYTES
-        if s.accepted_entry != s.position and not _is_entry_of(s, entry):
+        if (s.accepted_entry != s.position or s.accepted_entry_part != s.part) and not _is_entry_of(s, entry):
+            if s.part and queue.next < 0 and 0 < queue_entry_disk_size(entry) \
+                    and queue_entry_disk_physical_offset(entry) < s.position:
+                return WALK_LIMIT  # an earlier record has that offset
             s.wanted = number
             return WALK_OTHER_ENTRY
     elif queue.missing < 0:
@@ -233,4 +247,32 @@ cdef inline int walk_follow(walk_state* s) noexcept nogil:
     queue.swallowed = s.swallowed
     if number >= queue.next:
         queue.next = number + 1
+    return WALK_LIMIT
+
+
+cdef inline int walk_follow(walk_state* s) noexcept nogil:
+    """Compares a record with its queues, from the one on that it was stopped at; WALK_LIMIT when it fits."""
+    cdef light_queues left
+    cdef int status, part = 0
+    if s.part_at != s.position:
+        s.part_at = s.position
+        s.part = 0
+    if s.part == 0:
+        s.named.name, s.named.name_len = s.v.topic, s.v.topic_len
+        s.named.queue_offset, s.named_id = s.v.queue_offset, s.v.queue_id
+        status = _follow(s)
+        if status != WALK_LIMIT:
+            return status
+        s.part = 1
+    if not light_begin(&s.v, &left):
+        return WALK_LIMIT
+    s.named_id = 0
+    while light_next(&left, &s.named):
+        part += 1
+        if part < s.part:
+            continue
+        status = _follow(s)
+        if status != WALK_LIMIT:
+            return status
+        s.part = part + 1
     return WALK_LIMIT

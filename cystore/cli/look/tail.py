@@ -12,6 +12,7 @@ from operator import attrgetter
 
 import cystore
 from cystore import Message, MessageStore
+from cystore._native.record.properties import queues_of
 from cystore.operate.command import (
     FOUND_WRONG,
     OK,
@@ -110,9 +111,11 @@ class _Tail:
     def _is_wanted(self, message: Message) -> bool:
         args = self._args
         return (
-            message.topic == args.topic
-            and (not args.queues or message.queue_id in args.queues)
-            and has_queue_entry(message)
+            has_queue_entry(message)
+            and any(
+                topic == args.topic and (not args.queues or queue_id in args.queues)
+                for topic, queue_id, _ in queues_of(message)
+            )
             and (args.filter is None or args.filter(message))
         )
 

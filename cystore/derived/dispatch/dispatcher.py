@@ -19,6 +19,7 @@ from cystore._native.derived import dispatch as kernel
 from cystore._native.derived import queue as queue_kernel
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, message_at
+from cystore._native.record.properties import queues_of
 from cystore._native.record.record import STATUS_NAMES
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
@@ -262,9 +263,10 @@ class Dispatcher:
         """Only a log that was just loaded has records of queues that are not in the table: an append enters them
         first."""
         control, record = self._control, self._record(self._kernel.position)
-        while control.queue_count >= control.queue_capacity and self._more_queues is not None:
-            self._more_queues()
-        undisturbed(partial(self._add_queue, record.topic, record.queue_id, record.queue_offset or 0))
+        for topic, queue_id, queue_offset in queues_of(record):
+            while control.queue_count >= control.queue_capacity and self._more_queues is not None:
+                self._more_queues()
+            undisturbed(partial(self._add_queue, topic, queue_id, queue_offset))
 
     def _add_queue(self, topic: str, queue_id: int, offset: int) -> None:
         with self._control.held("append"):

@@ -8,6 +8,7 @@ import logging
 from cystore._native.lookup import tail as tail_kernel
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.record.properties import queues_of
 from cystore._native.record.window import LogWindow
 from cystore.derived.dispatch.resume import DamageSearch
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
@@ -122,11 +123,7 @@ class QueueHealer:
             record = self._commit_log.read(before.physical_offset)
         except (OffsetError, CorruptRecordError):
             return [minimum]
-        sound = (record.topic, record.queue_id, record.queue_offset) == (
-            queue.topic,
-            queue.queue_id,
-            first - 1,
-        )
+        sound = (queue.topic, queue.queue_id, first - 1) in queues_of(record)
         return [before.physical_offset] if sound else [minimum]
 
     def _write(self, queue: ConsumeQueue, found: tuple[MappedFile, int], first: int) -> int:

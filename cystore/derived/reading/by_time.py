@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, message_at
+from cystore._native.record.properties import queues_of
 from cystore.derived.dispatch.heal import QueueHealer, is_queue_damage
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from cystore.derived.reading.tail import At, TailReader
@@ -145,8 +146,9 @@ class TimeSearch:
             raise self._wrong_entry(queue, queue_offset, "outside the log") from error
         if record is None:
             return None
-        found = record.topic, record.queue_id, record.queue_offset, record.physical_offset, record.size_bytes
-        if found != (queue.topic, queue.queue_id, queue_offset, *entry[:2]):
+        if (record.physical_offset, record.size_bytes) != entry[:2] or (
+            (queue.topic, queue.queue_id, queue_offset) not in queues_of(record)
+        ):
             raise self._wrong_entry(queue, queue_offset, "to another record")
         return record.store_timestamp_ms
 

@@ -14,6 +14,7 @@ from cystore._native.memory.control import Control
 from cystore._native.memory.locks import OVERWRITTEN
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.message import message_at
+from cystore._native.record.properties import queues_of
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import boottime_ms, monotonic_s
 from cystore.engine.log.allocate import Allocator, writes_end_when_it_fails
@@ -84,9 +85,10 @@ def _follow(control: Control, segment: MappedFile, begin: int, end: int) -> None
             return
         message = message_at(segment, at - segment.base, end - at)
         if takes_queue_offset(message.sys_flag):
-            slot = control.find_queue(message.topic, message.queue_id)
-            if slot >= 0 and control.queue_next(slot) <= message.queue_offset:
-                control.set_queue_next(slot, message.queue_offset + 1)
+            for topic, queue_id, queue_offset in queues_of(message):
+                slot = control.find_queue(topic, queue_id)
+                if slot >= 0 and control.queue_next(slot) <= queue_offset:
+                    control.set_queue_next(slot, queue_offset + 1)
         control.last_record = at
         at += message.size_bytes
 

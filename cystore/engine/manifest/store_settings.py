@@ -23,6 +23,7 @@ log = logging.getLogger("cystore")
 
 LOG_FILE, QUEUE_FILE = "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes"
 DELAY_LEVELS = "message_delay_level"
+LIGHT_QUEUES = ("enable_lmq", "enable_multi_dispatch", "max_lmq_consume_queue_num")
 SHAPE = (
     LOG_FILE,
     QUEUE_FILE,
@@ -33,6 +34,7 @@ SHAPE = (
     "max_index_num",
     "message_index_enable",
     "record_format",
+    *LIGHT_QUEUES,
     DELAY_LEVELS,
 )
 RETENTION = (
@@ -50,7 +52,7 @@ RETENTION = (
 )
 
 
-CHANGEABLE = (*RETENTION, DELAY_LEVELS)
+CHANGEABLE = (*RETENTION, DELAY_LEVELS, *LIGHT_QUEUES)
 
 
 def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
@@ -58,6 +60,7 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
     StoreFormatError for a manifest with impossible values."""
     if facts is None or not facts.settings:
         _refuse_unused(config)
+        _refuse_one_of_two(config)
         return config
     theirs = {name: value for name, value in facts.settings.items() if name in SHAPE}
     try:
@@ -70,7 +73,13 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
                 f"{name}: this store was made with {getattr(found, name)!r}, and this process gives "
                 f"{getattr(config, name)!r} "
                 f"({config.source(name)}); leave the setting out"
+                + (
+                    f", or change it for all: cystore config PATH --set {name}=VALUE"
+                    if name in CHANGEABLE
+                    else ""
+                )
             )
+    _refuse_one_of_two(found)
     return found
 
 
@@ -82,6 +91,15 @@ def _refuse_unused(config: StoreConfig) -> None:
             f"{name}: {bits} is the length of the filter bitmaps of extended entries, and this store "
             "has none; give enable_consume_queue_ext=True too, or leave the setting out"
         )
+
+
+def _refuse_one_of_two(config: StoreConfig) -> None:
+    """RocketMQ's light queues need two settings; one alone would do nothing."""
+    if config.enable_lmq != config.enable_multi_dispatch:
+        one, other = "enable_lmq", "enable_multi_dispatch"
+        if config.enable_multi_dispatch:
+            one, other = other, one
+        raise StoreConfigError(f"{one} is on and {other} is off: light queues need both")
 
 
 def _differs(name: str, one: StoreConfig, other: StoreConfig) -> bool:
@@ -147,6 +165,8 @@ def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
 
     def change(facts: Facts) -> Facts:
         merged = {**facts.settings, **changes}
+        light = {name: merged[name] for name in LIGHT_QUEUES if merged.get(name) is not None}
+        _refuse_one_of_two(StoreConfig.from_mapping(light))
         return dataclasses.replace(facts, settings={k: v for k, v in merged.items() if v is not None})
 
     manifest.update(change)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cystore._native.record.properties import light_places
 from cystore._native.scan import log_walk
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
@@ -185,6 +186,9 @@ class LogPass(LogVisitor):
                 self.result.swallowed.setdefault(record.key, []).append((expected, record.queue_offset))
             scanner.accept()
             return None
+        if scanner.in_light_queue:  # the record's own queue has taken it
+            scanner.accept()
+            return None
         return None if self._step_over(reason) else reason
 
     def _is_above_watermark(self, record: StoppedRecord) -> bool:
@@ -330,9 +334,10 @@ class LogPass(LogVisitor):
 
 def matches(record: dict[str, Any], key: Key, queue_offset: int, size: int) -> bool:
     """Whether a record's fields match a consume queue entry."""
+    own = (record["topic"].decode(), record["queue_id"]), record["queue_offset"]
+    light = light_places(record["properties"], record["physical_offset"]) if key[1] == 0 else []
     return (
-        (record["topic"].decode(), record["queue_id"]) == key
-        and record["queue_offset"] == queue_offset
+        ((key, queue_offset) == own or (key[0], queue_offset) in light)
         and record["total_size"] == size
         and takes_queue_offset(record["sys_flag"])
     )

@@ -60,3 +60,23 @@ def test_the_process_that_cuts_is_killed(tmp_path, build_environment, place):
         victim.send("import cystore; cystore.open(path, **settings)", path=str(path), settings=SETTINGS)
         assert victim.wait() == -signal.SIGKILL
     check_cut(path, *order)
+
+
+def test_i2_light_queues_count_on_from_a_cut(tmp_path):
+    """A queue offset that only the records behind the cut had is given out anew."""
+    path, names = tmp_path / "store", {"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b"}
+    with open_small(path, enable_lmq=True, enable_multi_dispatch=True) as store:
+        for number in range(4):
+            store.put("T", b"%d" % number, properties=names)
+        at = wrote(store)
+        for _ in range(3):
+            store.put("T", b"gone", properties=names)
+        store.put("T", b"gone", properties={"INNER_MULTI_DISPATCH": "%LMQ%b"})
+        order_truncation(store._attached().manifest, at, wrote(store))
+    with open_small(path) as store:
+        put = store.put("T", b"4", properties=names)
+        assert store.read(put.physical_offset).properties["INNER_MULTI_QUEUE_OFFSET"] == "4,4"
+        for topic in ("T", "%LMQ%a", "%LMQ%b"):
+            assert [bytes(m.body) for m in every(store, topic, 0, 0)] == [
+                b"%d" % number for number in range(5)
+            ]

@@ -20,6 +20,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.TreeSet;
+import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -187,6 +188,10 @@ final class Dumper {
         }
         row("queue", "topic", topic, "queueId", queueId, "minOffset", minOffset, "maxOffset", maxOffset,
             "maxPhysicOffset", queue.getMaxPhysicOffset());
+        if (MixAll.isLmq(topic)) {
+            light(topic, queueId, queue, minOffset, maxOffset);
+            return;
+        }
         List<Long> times = new ArrayList<>();
         for (long offset = minOffset; offset < maxOffset; ) {
             GetMessageResult got = store.getMessage(GROUP, topic, queueId, offset, GET_MAX, null);
@@ -212,6 +217,29 @@ final class Dumper {
                     store.getOffsetInQueueByTime(topic, queueId, times.get(at)));
             }
         }
+    }
+
+    /** A light queue's records have another topic: its entries, and where the messages stand that it gives. */
+    private void light(String topic, int queueId, ConsumeQueue queue, long minOffset, long maxOffset)
+        throws IOException {
+        List<List<Long>> entries = new ArrayList<>();
+        List<Long> given = new ArrayList<>();
+        for (long offset = minOffset; offset < maxOffset; offset++) {
+            SelectMappedBufferResult entry = queue.getIndexBuffer(offset);
+            try {
+                ByteBuffer bytes = entry.getByteBuffer();
+                entries.add(Arrays.asList(bytes.getLong(), (long) bytes.getInt(), bytes.getLong()));
+            } finally {
+                entry.release();
+            }
+            GetMessageResult got = store.getMessage(GROUP, topic, queueId, offset, 1, null);
+            try {
+                got.getMessageBufferList().forEach(one -> given.add(one.getLong(Records.PHYSICAL_OFFSET_AT)));
+            } finally {
+                got.release();
+            }
+        }
+        row("light", "topic", topic, "queueId", queueId, "entries", entries, "given", given);
     }
 
     /** Returns the message's store timestamp. */
