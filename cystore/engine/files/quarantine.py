@@ -1,8 +1,10 @@
-"""The folder quarantine/: copies of damaged bytes of the log, kept for repair."""
+"""The folder quarantine/: copies of damaged bytes of the log, kept for repair, and copies of compacted files whose
+values were left out."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,13 +55,14 @@ def put_aside(root: Path, pieces: Pieces, wanted: str) -> str:
 
 # ------------------------------------------------------------------------------------------------ the copies
 
+_COMPACTED = re.compile(r"compacted-\d{20}(?:\.\d{1,6})?")
 _NAME = re.compile(r"commitlog-(\d{20})-(\d{20})(?:\.\d{1,6})?")
 _OFFSET_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
 class QuarantinedCopy:
-    """A copy in quarantine/ of log bytes [begin, end); its name contains both."""
+    """A copy in quarantine/ of log bytes [begin, end); its name contains both. Of a compacted file, both are 0."""
 
     name: str
     begin: int
@@ -83,21 +86,33 @@ def copy_named(name: str) -> QuarantinedCopy:
     return QuarantinedCopy(name, int(match[1]), int(match[2]))
 
 
+def compacted_name(number: str) -> str:
+    """Name in quarantine/ of the copy of the compacted file with that number, as its name has it."""
+    return f"compacted-{number}"
+
+
 def quarantined_copies(root: Path) -> list[QuarantinedCopy]:
-    """The copies in quarantine/, in the order of the log. Leaves out files with other names, which we did not make, and
-    files that are removed meanwhile."""
-    found = []
+    """The copies in quarantine/ of log bytes, in the order of the log. Leaves out files with other names, which we did
+    not make, and files that are removed meanwhile."""
+    return sorted(_copies(root, _NAME), key=lambda one: (one.begin, one.end, one.name))
+
+
+def compacted_copies(root: Path) -> list[QuarantinedCopy]:
+    """The copies of compacted files, by name."""
+    return sorted(_copies(root, _COMPACTED), key=lambda one: one.name)
+
+
+def _copies(root: Path, pattern: re.Pattern[str]) -> Iterator[QuarantinedCopy]:
     for entry in files.entries(root / QUARANTINE):
+        if not pattern.fullmatch(entry.name):
+            continue
         try:
-            one = copy_named(entry.name)
+            one = copy_named(entry.name) if pattern is _NAME else QuarantinedCopy(entry.name, 0, 0)
             status = entry.stat(follow_symlinks=False)
         except (StoreFormatError, FileNotFoundError):
             continue
         if entry.is_file(follow_symlinks=False):
             modified_ms = status.st_mtime_ns // 1_000_000
-            found.append(
-                QuarantinedCopy(
-                    one.name, one.begin, one.end, status.st_size, status.st_blocks * 512, modified_ms
-                )
+            yield QuarantinedCopy(
+                one.name, one.begin, one.end, status.st_size, status.st_blocks * 512, modified_ms
             )
-    return sorted(found, key=lambda one: (one.begin, one.end, one.name))

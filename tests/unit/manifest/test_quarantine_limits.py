@@ -87,3 +87,23 @@ def test_no_quarantine_is_nothing_to_trim(tmp_path):
     with open_small(tmp_path) as store:
         store.clean()
         assert not (tmp_path / "quarantine").exists()
+
+
+def compacted_copy(path, number, hours_ago):
+    made = copy(path, 0, hours_ago)
+    return made.rename(made.with_name(f"compacted-{number:020d}"))
+
+
+def test_copies_of_compacted_files_are_trimmed_too(tmp_path):
+    """The newest one stays for its time, whatever space it takes."""
+    with open_small(tmp_path, quarantine_reserved_time_h=10, quarantine_bytes_max=1) as store:
+        too_old, too_much, newest = (
+            compacted_copy(tmp_path, number, hours) for number, hours in ((1, 11), (2, 9), (3, 8))
+        )
+        foreign = compacted_copy(tmp_path, 4, 11)
+        foreign = foreign.rename(foreign.with_name("compacted-4"))
+        store.clean()
+        assert [one.exists() for one in (too_old, too_much, newest, foreign)] == [False, False, True, True]
+        os.utime(newest, (0, 0))
+        store.clean()
+        assert not newest.exists()
