@@ -148,6 +148,7 @@ def compose(
         policy,
         manifest,
     )
+    compactor.in_force.look_at_open()
     newest = Newest(control, commit_log, reader, compactor)
     composed = Attachment(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,

@@ -214,6 +214,9 @@ class Cleaner:
         """Carries waiting messages forward first. A delivered or carried copy must be durable before its source is
         removed. So this looks up the waiting messages before it flushes the log, and later copies count for the next
         clean."""
+        if self._compactor.topics:
+            # Only durable records are compacted, and a segment stays until it is.
+            self._attempt("make the log durable", self._flusher.flush_log)
         up_to = self.log.end_of_removable(max_segments, self._needs_of_others(), forced=forced)
         self._attempt("compact", lambda: self._compact(up_to))
         up_to = self.log.end_of_removable(max_segments, self._other_needs(), forced=forced)
@@ -229,6 +232,8 @@ class Cleaner:
         segments = self.log.remove_expired(
             max_segments, lambda: [Need("a delayed message", waiting), *self._other_needs()], forced=forced
         )
+        if segments:
+            self._attempt("reserve space for compaction", self._compactor.keep_reserve)
         if end > self._control.min_physical_offset:
             self._tell_of_archive(end)
             self._tell_of_compaction(end)
@@ -236,11 +241,12 @@ class Cleaner:
 
     def _compact(self, up_to: int) -> None:
         """Compacts before a clean. Uses the reserved space on a full disk, because only a clean makes room again."""
+        undispatched = self._undispatched_go
         try:
-            self._compactor.cover(up_to)
+            self._compactor.cover(up_to, undispatched=undispatched)
         except StoreFullError:
             with self._allocator.headroom_lent():
-                self._compactor.cover(up_to)
+                self._compactor.cover(up_to, undispatched=undispatched)
 
     def _trim(self) -> int:
         return trim(

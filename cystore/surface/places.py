@@ -38,15 +38,19 @@ class StorePlaces(ABC):
             return None
         return Ages(control, parts.commit_log).at_or_behind_ms(control.min_physical_offset)
 
-    def latest(self, topic: str, key: str) -> Message | None:
+    def latest(self, topic: str, key: str, *, certain: bool = False) -> Message | None:
         """The newest message of a compacted topic with `key` among its keys, whether it is in the log or only in the
         compacted file. None if there is none, or if that message has an empty body (which deletes the key), has
         expired, or was deleted with its topic.
 
+        If records were damaged so that nobody knows their keys, one of them may have been a newer message: `stats`
+        says below which offset (`compacted_uncertain_below`). With `certain`, such an answer is a CorruptRecordError.
+
         Unique keys do not count. Raises StoreConfigError for a topic that compacted_topics does not name,
-        CorruptRecordError if the compacted file is too damaged to answer.
+        MessageIllegalError for a pattern of it, CorruptRecordError if the compacted file is missing, or too damaged to
+        answer.
         """
-        return self._attached().newest.latest(topic, key)
+        return self._attached().newest.latest(topic, key, certain=certain)
 
     def compacted(self, topic: str) -> Iterator[Message]:
         """The newest message of each key of a compacted topic, in the order of the log. A message of several keys is

@@ -18,6 +18,7 @@ from cystore.engine.inspect.stats import put_bytes_by_topic, store_stats
 from cystore.engine.manifest.store_settings import configure
 from cystore.errors import StoreConfigError
 from cystore.layout import FLAGS
+from cystore.services.compact.figures import figures
 from cystore.services.scrub_progress import SLICE_BYTES
 from cystore.system.folders import check_place
 
@@ -48,6 +49,8 @@ class StoreUpkeep(ABC):
         """Positions, counters of all processes since the first attach, puts and gets by the time they took
         (StoreStatsService).
 
+        `compacted_...`: the last compacted file (docs/compaction.md).
+
         `get_found`, `get_missed`, `get_messages`, `queries`, `healed_entries`, `mapped_files` and `mapped_bytes` are of
         this process alone.
         """
@@ -56,6 +59,7 @@ class StoreUpkeep(ABC):
         return {
             **store_stats(parts.control),
             **own,
+            **figures(parts.compactor, parts.control),
             "delayed": parts.delivered.pending(),
             "holes": parts.commit_log.damaged_ranges.ranges(),
         }
@@ -111,10 +115,9 @@ class StoreUpkeep(ABC):
         messages are still delivered.
         Raises StoreConfigError for the topic of delayed messages.
         """
-        parts, wrote = self._writable(), self._writable().control.wrote
-        removal = parts.remover.delete_topic(any_text("topic", topic, StoreConfigError))
-        parts.compactor.delete_topic(topic, wrote)
-        return removal
+        parts = self._writable()
+        topic = any_text("topic", topic, StoreConfigError)
+        return parts.remover.delete_topic(topic, parts.compactor.deletion(topic, parts.control.wrote))
 
     def remove_unused_queues(self) -> Removal:
         """Removes the files of queues without messages (cleanExpiredConsumerQueue, cleanUnusedTopic). The queues

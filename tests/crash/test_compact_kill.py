@@ -9,7 +9,7 @@ import signal
 import pytest
 
 import cystore
-from cystore.engine.files.compacted_file import numbers
+from cystore.engine.files.compacted_file import numbers, path_of
 from cystore.verify import verify
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
@@ -41,7 +41,7 @@ def check(store, model):
     "place",
     [
         "compact.records", "new_file.written", "new_file.synced", "new_file.named", "compact.published",
-        "compact.old_gone", "clean.published", "clean.segment_gone",
+        "compact.entered", "compact.old_gone", "clean.published", "clean.segment_gone",
     ],
 )  # fmt: skip
 def test_i7_a_kill_while_compacting(tmp_path, build_environment, place, survivors):
@@ -73,6 +73,59 @@ def test_i7_a_kill_while_compacting(tmp_path, build_environment, place, survivor
     assert list(verify(path, cystore.StoreConfig(**COMPACTED))) == []
     with cystore.open(path, **COMPACTED) as store:
         check(store, model)
+
+
+@pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
+def test_a_kill_while_a_compacted_topic_is_deleted(tmp_path, build_environment, survivors):
+    """The removal of the queues and that of the compacted values are one fact."""
+    path, model = tmp_path / "store", {}
+    environment = {**build_environment("failpoints"), "CYSTORE_FAILPOINT": "remove.listed:1"}
+    with Process(environment) as victim:
+        store = cystore.open(path, **COMPACTED)
+        put_round(store, model, 0)
+        store.clean()
+        victim.do(
+            "import cystore; store = cystore.open(path, **settings)", path=str(path), settings=COMPACTED
+        )
+        if not survivors:
+            store.close()
+        with pytest.raises(EOFError):
+            victim.do("store.delete_topic('state')")
+        assert victim.wait() == -signal.SIGKILL
+    if not survivors:
+        store = cystore.open(path, **COMPACTED)
+    with store:
+        gone = dict.fromkeys(model, b"")
+        check(store, gone)
+        put_round(store, gone, 1)
+        check(store, gone)
+        store.clean()
+        check(store, gone)
+
+
+def test_a_file_that_no_turn_entered_is_not_relied_on(tmp_path, build_environment):
+    """A kill before the manifest has the new file: if somebody takes that file away, the old one and the log still have
+    every value."""
+    path, model = tmp_path / "store", {}
+    environment = {**build_environment("failpoints"), "CYSTORE_FAILPOINT": "compact.published:1"}
+    with Process(environment) as victim, cystore.open(path, **COMPACTED) as store:
+        put_round(store, model, 0)
+        store.compact()
+        covered = store._attached().compactor.covered()
+        put_round(store, model, 1)
+        victim.do(
+            "import cystore; store = cystore.open(path, **settings)", path=str(path), settings=COMPACTED
+        )
+        with pytest.raises(EOFError):
+            victim.do("store.compact()")
+        assert victim.wait() == -signal.SIGKILL
+        assert numbers(path) == [0, 1]
+        assert store._attached().compactor.covered() == covered
+        path_of(path, 1).unlink()
+        check(store, model)
+        store.clean()
+        check(store, model)
+        assert store.stats()["compacted_damaged"] == 0
 
 
 def test_a_reader_in_another_process_follows(tmp_path):

@@ -90,6 +90,7 @@ cdef struct latest_state:
     int topic_len           # -1: none
     bint topic_wanted
     int64_t looked_at
+    int64_t taken           # records with a key of a compacted topic
     int64_t before          # of a compacted file: records with this offset or a higher one are left out
     int64_t last_record     # of the log: where the last record stands, and its checksum
     uint32_t last_checksum
@@ -185,6 +186,7 @@ cdef int _take(latest_state* s, const record_view* v, int64_t place) noexcept no
     if not takes_queue_offset(v.sys_flag) or not _topic_wanted(s, v) or not _keys_of(v, &at, &end) \
             or (s.deleted_count and _was_deleted(s, v)):
         return RECORD_OK
+    s.taken += at < end
     while key_next(&at, end, &key, &length):
         if s.waiting_count == WAITING and _settle(s) != RECORD_OK:
             return NO_MEMORY
@@ -356,6 +358,11 @@ cdef class LatestTable:
     def looked_at(self):
         """Records that were looked at."""
         return self.s.looked_at
+
+    @property
+    def taken(self):
+        """Records among them that have a key and belong to a compacted topic."""
+        return self.s.taken
 
     def leave_out_from(self, int64_t offset):
         """From here on, records of a compacted file that stood in the log at `offset` or behind it are left out."""

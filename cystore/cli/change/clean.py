@@ -84,6 +84,8 @@ def _compact(args: argparse.Namespace) -> int:
     )
     for what in done.damaged:
         write_line(f"damaged, stepped over: {what}")
+    if done.uncertain_below:
+        write_line(f"values from below {done.uncertain_below} in the log may be outdated")
     return code
 
 

@@ -13,6 +13,7 @@ before each look at a file. After a kill between two steps the next `settle` of 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +23,7 @@ from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.files.consume_queue import ConsumeQueues
-from cystore.engine.manifest.manifest import Manifest
+from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.engine.manifest.removed_queues import RemovedQueue
 from cystore.errors import StoreConfigError
 from cystore.layout import SCHEDULE_TOPIC
@@ -51,9 +52,9 @@ class QueueRemover:
         self._control, self._queues, self._dispatcher, self._manifest = control, queues, dispatcher, manifest
         self._settled = -1  # the version of the manifest whose removals this process has finished
 
-    def delete_topic(self, topic: str) -> Removal:
-        """Removes every queue of a topic, with all messages that are in it by now. Raises StoreConfigError for the
-        topic of delayed messages."""
+    def delete_topic(self, topic: str, with_it: Callable[[Facts], Facts] = lambda facts: facts) -> Removal:
+        """Removes every queue of a topic, with all messages that are in it by now. `with_it` changes the manifest by
+        the same write that enters the removal. Raises StoreConfigError for the topic of delayed messages."""
         if topic == SCHEDULE_TOPIC:
             raise StoreConfigError(
                 f"{SCHEDULE_TOPIC} contains the messages that are still delayed, and cannot be deleted"
@@ -70,9 +71,9 @@ class QueueRemover:
             if end > known.end((topic, queue_id)):
                 rows.append(RemovedQueue(topic, queue_id, end, control.dispatched))
                 messages += max(end - minimum, 0)
+        self._manifest.remove_queues(rows, with_it)
         if not rows:
             return Removal()
-        self._manifest.remove_queues(rows)
         failpoint("remove.listed")
         removed = self.settle()
         log.warning(

@@ -3,6 +3,7 @@
 `compacted/NUMBER`: a header of HEADER_BYTES, which is JSON with a checksum; the records, verbatim and in log order; an
 index from the prints of keys to the records' positions. The file with the highest number is in force. A file is never
 changed: the next compaction makes one with the next number, and removes the older ones when the new one is durable.
+`compacted/reserve` has no content; the next file is written into its space.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Header:
     It has the newest records of `topics` (as the setting has them) below `covered`, an offset of the log. The last
     record that the compaction read from the log stands at `last_record` (-1: none) and has the checksum field
     `last_checksum`. If the log has another record there, it was cut since. The records end at `records_end`, the index
-    of `slots` slots follows.
+    of `slots` slots follows. Values below the offset `uncertain_below` may be outdated, because a record with unknown
+    keys was damaged between them and there. `examined` records of the topics were read for the file, at `made_ms`.
     """
 
     covered: int
@@ -48,6 +50,9 @@ class Header:
     seeds: bytes
     last_record: int
     last_checksum: int
+    uncertain_below: int = 0
+    examined: int = 0
+    made_ms: int = 0
 
     @property
     def slots_at(self) -> int:
@@ -75,6 +80,9 @@ def render_header(header: Header) -> bytes:
             "seeds": header.seeds.hex(),
             "lastRecord": header.last_record,
             "lastChecksum": header.last_checksum,
+            "uncertainBelow": header.uncertain_below,
+            "examined": header.examined,
+            "madeMs": header.made_ms,
         }
     )
     if len(data) > HEADER_BYTES:
@@ -102,17 +110,18 @@ def parse_header(data: bytes, length: int) -> Header:
         "lastRecord",
         "lastChecksum",
     )
-    numbers: list[Any] = [content.get(name) for name in names]
+    later = ("uncertainBelow", "examined", "madeMs")  # files of earlier versions have none of them
+    numbers: list[Any] = [content.get(name) for name in names] + [content.get(name, 0) for name in later]
     if not all(type(number) is int and number >= -1 for number in numbers):
-        raise ValueError(f"one of {', '.join(names)} is not a number")
-    covered, records, keys, records_end, slots, slots_checksum, last_record, last_checksum = numbers
+        raise ValueError(f"one of {', '.join((*names, *later))} is not a number")
+    covered, records, keys, records_end, slots, slots_checksum, last_record, last_checksum, *more = numbers
     try:
         seeds = binascii.unhexlify(str(content.get("seeds")))
     except ValueError:
         seeds = b""
     found = Header(
         covered, str(content.get("topics")), records, keys, records_end, slots, slots_checksum, seeds, last_record,
-        last_checksum,
+        last_checksum, *more,
     )  # fmt: skip
     if len(seeds) != SEED_BYTES or records_end < HEADER_BYTES or slots < 1 or slots & (slots - 1):
         raise ValueError("its numbers contradict each other")
@@ -173,6 +182,11 @@ def numbers(root: Path) -> list[int]:
 def path_of(root: Path, number: int) -> Path:
     """The path of the file with that number."""
     return root / FOLDER / file_name(number)
+
+
+def reserve_path(root: Path) -> Path:
+    """The path of the file whose space the next compacted file gets."""
+    return root / FOLDER / "reserve"
 
 
 def next_number(root: Path) -> int:

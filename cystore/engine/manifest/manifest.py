@@ -405,10 +405,12 @@ class Manifest:
         if listed:
             self.update(lambda facts: replace(facts, given_up=facts.given_up.merged(listed)))
 
-    def remove_queues(self, rows: Iterable[RemovedQueue]) -> None:
-        """Enters queues as removed."""
+    def remove_queues(
+        self, rows: Iterable[RemovedQueue], with_them: Callable[[Facts], Facts] = lambda facts: facts
+    ) -> None:
+        """Enters queues as removed, and what belongs to that, by one write."""
         listed = list(rows)
-        self.update(lambda facts: replace(facts, removed=facts.removed.merged(listed)))
+        self.update(lambda facts: with_them(replace(facts, removed=facts.removed.merged(listed))))
 
     def forget_removed(self, minimum: int) -> None:
         """Drops removed queues whose records are all below the log's minimum, if there are very many."""

@@ -1,8 +1,18 @@
 """The service "compact": makes the next compacted file from the last one and the log behind it.
 
 Any process may do a turn, one at a time. Cleaning keeps the log from the covered offset on (`need`), so a record leaves
-the log when a durable compacted file has it, or has a newer one of each of its keys. After a kill the old file or the
-new one is in force; the next turn removes the other.
+the log when a durable compacted file has it, or has a newer one of each of its keys.
+
+| | durable step of a turn | after a kill behind it |
+|---|---|---|
+| 1 | the new file is written and synced, without a name | the old file is in force; the draft is removed |
+| 2 | the new file gets its name | the new file is in force; cleaning relies on it as far as on the old one |
+| 3 | the manifest enters the new file, and the damage that was met | cleaning relies on the new file |
+| 4 | older files are removed | as before |
+| 5 | the manifest forgets deletions that the new file applied | as before |
+
+The next turn does the missing steps first. If the file that the manifest has is gone, its values are lost, and that is
+reported. `delete_topic` enters the removed queues and the deleted values by one write of the manifest.
 """
 
 from __future__ import annotations
@@ -10,8 +20,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,29 +33,32 @@ from cystore.engine.files.compacted_file import (
     FOLDER,
     HEADER_BYTES,
     SEED_BYTES,
+    TRIES,
     CompactedFile,
     Header,
     next_number,
     numbers,
-    open_newest,
     path_of,
     render_header,
+    reserve_path,
 )
 from cystore.engine.files.progress import Progress
-from cystore.engine.files.quarantine import put_aside
+from cystore.engine.files.quarantine import compacted_name, put_aside
 from cystore.engine.files.segments import base_of_name
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.removal import Need
+from cystore.engine.manifest.compaction_facts import compaction_of, with_compaction
 from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import (
     CorruptRecordError,
-    OffsetError,
     StoreConfigError,
     StoreError,
     StoreFormatError,
+    StoreFullError,
     StoreTimeoutError,
 )
+from cystore.services.compact.in_force import InForce, Judged, Standing, facts_of
 from cystore.services.compact.selection import Report, Selection, matches
 from cystore.system import files
 from cystore.system.ranges.new_file import NewFile, new_file
@@ -57,7 +70,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cystore")
 
 BUFFER_BYTES = 4 << 20
-SECTION = "compaction"  # in the manifest
+RESERVE_MORE_BYTES = 64 << 10  # for keys that are new
 LOCK_NAME = "compact.lock"
 WAIT_S = 60.0  # for another process's turn
 
@@ -65,7 +78,8 @@ WAIT_S = 60.0  # for another process's turn
 @dataclass(frozen=True, slots=True)
 class Compacted:
     """The result of one compaction: the offset up to which the log is covered, the numbers of kept records and keys and
-    the length of their file, the number of examined records, and descriptions of the damage that was stepped over."""
+    the length of their file, the number of examined records, and descriptions of the damage that was stepped over.
+    Values that stood in the log below `uncertain_below` may be outdated."""
 
     covered: int
     records: int
@@ -73,6 +87,7 @@ class Compacted:
     size_bytes: int
     looked_at: int
     damaged: tuple[str, ...] = ()
+    uncertain_below: int = 0
 
 
 class Compactor:
@@ -82,30 +97,26 @@ class Compactor:
         self, root: Path, control: Control, commit_log: CommitLog, policy: Policy, manifest: Manifest
     ) -> None:
         self._root, self._control, self._log = root, control, commit_log
-        self._policy, self._manifest = policy, manifest
-        self._known: CompactedFile | None = None
+        self._policy = policy
+        self.in_force = InForce(root, control, commit_log, manifest)
         self._lock = os_threads.RLock()
         self._locks: NameLocks | None = None
 
     # ------------------------------------------------------------------------------------------- state
 
     @property
+    def root(self) -> Path:
+        """The store's directory."""
+        return self._root
+
+    @property
     def topics(self) -> tuple[str, ...]:
         """The names of the setting compacted_topics; none: nothing is compacted."""
         return self._policy.now().compacted_topic_names()
 
-    def newest(self) -> CompactedFile | None:
-        """The file in force; None without one."""
-        with self._lock:
-            self._known = open_newest(self._root, self._known)
-            return self._known
-
     def covered(self) -> int:
-        """The offset up to which the log is covered: 0 without a file, or if it is damaged or for other topics."""
-        found = self.newest()
-        if found is None or found.header is None or self.lacks_topics(found.header):
-            return 0
-        return found.header.covered
+        """The offset up to which the log is covered: 0 without a file that can be relied on for all topics."""
+        return self.in_force.covered(self.topics)
 
     def lacks_topics(self, header: Header) -> bool:
         """Whether a file was made before one of the topics was compacted."""
@@ -131,45 +142,29 @@ class Compactor:
         """Whether a turn is worth its cost: the uncovered part is at least a segment, and at least as long as the part
         that would be copied again."""
         waiting = self.uncovered_bytes()
-        found = self.newest() if waiting else None
+        found = self.in_force.newest() if waiting else None
         return waiting > 0 and (found is None or waiting >= found.file.length)
 
     # ------------------------------------------------------------------------------------ deleted topics
 
     def deleted(self) -> dict[str, int]:
         """The deleted topics, each with the log offset below which its records are deleted."""
-        listed = self._manifest.snapshot().sections.get(SECTION)
-        found = listed.get("deleted") if isinstance(listed, dict) else None
-        if not isinstance(found, dict):
-            return {}
-        return {topic: end for topic, end in found.items() if type(end) is int}
+        return dict(self.in_force.facts().deleted)
 
-    def delete_topic(self, topic: str, end: int) -> None:
-        """From now on the topic's records below an offset of the log are not found, and the next turn leaves them
-        out."""
-        if (
-            matches(self.topics, topic) or self.newest() is not None
-        ):  # the file may have it of an earlier setting
-            self._enter_deleted(lambda known: {**known, topic: max(end, known.get(topic, 0))})
+    def deletion(self, topic: str, end: int) -> Callable[[Facts], Facts]:
+        """The change of the manifest by which the topic's records below an offset of the log are deleted: they are not
+        found any more, and the next turn leaves them out."""
+        # The file may have the topic because of an earlier setting, and a lost file may be put back.
+        if not (matches(self.topics, topic) or self.in_force.newest() or self.in_force.facts().file):
+            return lambda facts: facts
+        return lambda facts: with_compaction(facts, compaction_of(facts).with_deleted(topic, end))
 
     def _forget_deleted(self, applied: dict[str, int]) -> None:
         """Forgets deletions whose records are neither in the new file nor in the log."""
-        gone = {topic for topic, end in applied.items() if end < self._control.min_physical_offset}
+        minimum = self._control.min_physical_offset
+        gone = {topic: end for topic, end in applied.items() if end < minimum}
         if gone:
-            self._enter_deleted(
-                lambda known: {
-                    topic: end for topic, end in known.items() if topic not in gone or end != applied[topic]
-                }
-            )
-
-    def _enter_deleted(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
-        def entered(facts: Facts) -> Facts:
-            listed = facts.sections.get(SECTION)
-            known = listed.get("deleted") if isinstance(listed, dict) else None
-            after = change(known if isinstance(known, dict) else {})
-            return facts.with_section(SECTION, {"deleted": after} if after else None)
-
-        self._manifest.update(entered)
+            self.in_force.enter(lambda known: known.without(gone))
 
     # -------------------------------------------------------------------------------------------- turns
 
@@ -184,13 +179,19 @@ class Compactor:
             return Progress(0)
         return Progress(max(done.covered - before, 0))
 
-    def cover(self, up_to: int) -> None:
-        """Compacts the part of the log that is about to be removed, if it is not covered. Raises StoreError."""
+    def cover(self, up_to: int, *, undispatched: bool = False) -> None:
+        """Compacts the part of the log that is about to be removed, if it is not covered. `undispatched`: that part may
+        be undispatched, because the disk is too full for it. Raises StoreError."""
         if self.topics and up_to > max(self.covered(), self._control.min_physical_offset):
-            self.compact(max(up_to, self._sealed()))
+            self.compact(max(up_to, self._sealed()), undispatched=undispatched)
 
     def compact(
-        self, up_to: int | None = None, *, report: Report | None = None, wait_s: float = WAIT_S
+        self,
+        up_to: int | None = None,
+        *,
+        report: Report | None = None,
+        wait_s: float = WAIT_S,
+        undispatched: bool = False,
     ) -> Compacted:
         """Compacts the log up to an offset (default: the durable and dispatched part). Raises StoreConfigError without
         compacted topics, StoreFullError, StoreResourceError (memory), StoreTimeoutError when another process has been
@@ -202,14 +203,49 @@ class Compactor:
                 path=self._root,
             )
         with self._turns().held("compaction", wait_s):
-            limit = self._limit() if up_to is None else min(up_to, self._limit())
-            before = self.newest()
-            if before is not None and before.header is not None:
-                self._remove_below(before)
-            if before is not None and before.header is not None and before.header.covered >= limit \
-                    and before.header.topics == ",".join(self.topics) and self._is_whole(before):  # fmt: skip
-                return _result(before, 0, ())
-            return self._turn(before, limit, report)
+            limit = self._control.flushed if undispatched else self._limit()
+            limit = limit if up_to is None else min(up_to, limit)
+            for _ in range(TRIES):
+                before = self._settle()
+                if self._is_up_to_date(before, limit, again=up_to is None):
+                    assert before.file is not None
+                    return _result(before.file, 0, ())
+                done = self._turn(before, limit, report, again=up_to is None)
+                if done is not None:
+                    return done
+        raise StoreError("cleaning removes the log faster than it can be compacted", path=self._root)
+
+    def _is_up_to_date(self, before: Judged, limit: int, *, again: bool) -> bool:
+        """Whether a turn would change nothing. `again`: it would look anew at damage that the log still has."""
+        file, header = before.file, before.header
+        return (
+            before.standing is Standing.SOUND
+            and file is not None
+            and header is not None
+            and header.covered >= limit
+            and header.topics == ",".join(self.topics)
+            and not (again and header.uncertain_below > self._control.min_physical_offset)
+            and self._is_whole(file)
+        )
+
+    def _settle(self) -> Judged:
+        """Ends a turn that was killed: enters its file in the manifest, and removes the older ones."""
+        before = self.in_force.judge()
+        if before.file is None or before.header is None:
+            return before
+        if not before.is_entered:
+            self._enter(before.file, ())
+            before = self.in_force.judge()
+        known = before.facts.file
+        if before.file is not None and known is not None and before.file.number >= known.number:
+            self._remove_below(before.file)
+        return before
+
+    def _enter(self, file: CompactedFile, damaged: tuple[str, ...]) -> None:
+        entered, now_ms = facts_of(file), clock.now_ms(self._control)
+        self.in_force.enter(
+            lambda known: replace(known, file=entered).with_findings(damaged, now_ms),
+        )
 
     def _turns(self) -> NameLocks:
         from cystore.system.key_lock import NameLocks  # here: most stores compact nothing
@@ -221,119 +257,184 @@ class Compactor:
 
     def close(self) -> None:
         """Ends the mappings of files."""
-        self._known = None
+        self.in_force.forget()
         locks, self._locks = self._locks, None
         if locks is not None:
             locks.close()
 
     def _is_whole(self, found: CompactedFile) -> bool:
-        """Whether no byte of the file is damaged, and the log is still the log that the file was made from."""
+        """Whether no byte of the file is damaged."""
         try:
             header = found.whole_header()
         except CorruptRecordError:
             return False
-        return not self.log_was_truncated(header) and Selection(self._log, (), {}, header.seeds).take_file(
-            found, None
-        )
+        return Selection(self._log, (), {}, header.seeds).take_file(found, found.records_end)
 
-    def log_was_truncated(self, header: Header) -> bool:
-        """Whether the log lost its end since the file was made: a slave that follows another master, for example."""
-        control = self._control
-        if header.covered > control.wrote:
-            return True
-        if header.last_record < control.min_physical_offset:
-            return False
-        try:
-            last = self._log.read(header.last_record)
-        except OffsetError:
-            return header.last_record >= control.min_physical_offset
-        except CorruptRecordError:
-            return False
-        return (last.body_crc or 0) & 0xFFFFFFFF != header.last_checksum & 0xFFFFFFFF
-
-    def _turn(self, before: CompactedFile | None, limit: int, report: Report | None) -> Compacted:
+    def _turn(self, before: Judged, limit: int, report: Report | None, *, again: bool) -> Compacted | None:
+        """Makes the next file. None if a part of the log was cleaned uncompacted meanwhile, because somebody ended
+        compaction for a moment."""
         minimum, topics = self._control.min_physical_offset, self.topics
-        header = None if before is None else before.header
-        begin, leave_out_from = minimum, None
-        if header is not None and self.log_was_truncated(header):
-            leave_out_from = minimum
-        elif header is not None and not self.lacks_topics(header):
-            begin = max(header.covered, minimum)
-        seeds = os.urandom(SEED_BYTES)
+        begin = self._begin(before, minimum, topics, again=again)
         deleted = self.deleted()
-        chosen = Selection(self._log, topics, deleted, seeds)
-        whole = before is None or chosen.take_file(before, leave_out_from)
+        chosen = Selection(self._log, topics, deleted, os.urandom(SEED_BYTES))
+        whole = self._take_file(chosen, before, minimum)
         if not whole:
             begin = minimum  # the log may still have the damaged records
+        relied_on = self.covered()
         chosen.take_log(begin, max(begin, limit), report)
+        if chosen.cleaned_to > max(relied_on, begin):
+            return None
         chosen.table.sort()
-        number = next_number(self._root)
-        if before is not None and not (whole and leave_out_from is None and before.number == number - 1):
-            self._put_aside()
+        known = before.facts.file
+        number = max(next_number(self._root), 0 if known is None else known.number + 1)
+        if before.file is not None and not (
+            whole and before.standing is Standing.SOUND and before.file.number == number - 1
+        ):
+            self._put_aside(before.standing)
+        self._write(chosen, before, number, topics, self._uncertain_below(chosen, before, begin, minimum))
+        failpoint("compact.published")
+        after = self.in_force.newest()
+        if after is None or after.header is None or after.number != number:
+            raise StoreError("another process or program removed the new compacted file", path=self._root)
+        self._enter(after, tuple(chosen.damaged))
+        failpoint("compact.entered")
+        self._remove_below(after)
+        failpoint("compact.old_gone")
+        self._forget_deleted(deleted)
+        self.keep_reserve()
+        header = after.header
+        log.info("%s: compacted up to %d: %d records", self._root, header.covered, header.records)
+        if header.uncertain_below > before.uncertain_below:
+            log.warning(
+                "%s: compacted values from below %d in the log may be outdated: newer records of unknown keys were "
+                "damaged",
+                self._root,
+                header.uncertain_below,
+            )
+        return _result(after, chosen.table.looked_at, tuple(chosen.damaged))
+
+    def _begin(self, before: Judged, minimum: int, topics: tuple[str, ...], *, again: bool) -> int:
+        """The offset from which a turn reads the log."""
+        header = before.header
+        if header is None or before.standing is not Standing.SOUND or before.lacks(topics):
+            return minimum
+        if again and header.uncertain_below > minimum:
+            return minimum  # the damage may be repaired
+        return max(header.covered, minimum)
+
+    def _take_file(self, chosen: Selection, before: Judged, minimum: int) -> bool:
+        """Takes the records of the last file that count still. False if a part of it is damaged or missing."""
+        if before.standing is Standing.LOST:
+            known = before.facts.file
+            assert known is not None
+            chosen.tell(
+                f"{path_of(self._root, known.number)} is missing, and with it values that left the log"
+            )
+            return False
+        if before.file is None:
+            return True
+        if before.standing is Standing.GAP:
+            chosen.before = before.file
+            log.warning(
+                "%s: the log was cleaned from %d on while its topics were not compacted; older values do not count "
+                "any more",
+                before.file.path,
+                before.header.covered if before.header is not None else 0,
+            )
+            return True
+        known = before.facts.file
+        return chosen.take_file(
+            before.file,
+            minimum if before.standing is Standing.CUT else None,
+            end=known.records_end if before.header is None and known is not None else 0,
+        )
+
+    @staticmethod
+    def _uncertain_below(chosen: Selection, before: Judged, begin: int, minimum: int) -> int:
+        """The header's field. From the log's begin on, this turn itself saw what there is; damage of the file says
+        nothing about values that are in the log."""
+        if before.standing is Standing.LOST:
+            return max(minimum, chosen.uncertain_in_log)
+        if before.standing is Standing.GAP:
+            return chosen.uncertain_in_log
+        earlier = min(before.uncertain_below, minimum) if begin == minimum else before.uncertain_below
+        return max(earlier, chosen.uncertain_in_log, min(chosen.uncertain_in_file, minimum))
+
+    def _write(
+        self, chosen: Selection, before: Judged, number: int, topics: tuple[str, ...], uncertain_below: int
+    ) -> None:
+        """Steps 1 and 2."""
+        table = chosen.table
         with self._new_file(number) as out:
             buffer, filled = bytearray(BUFFER_BYTES), 0
             now_ms = clock.now_ms(self._control)
-            while (place := chosen.table.next) >= 0:
+            while (place := table.next) >= 0:
                 file, end, in_log = chosen.source_of(place)
-                filled, needed = chosen.table.copy(
+                filled, needed = table.copy(
                     file, end, buffer, filled, out.length + filled, now_ms, in_log=in_log
                 )
                 if needed:
                     out.append(memoryview(buffer)[:filled])
                     buffer, filled = buffer if needed <= len(buffer) else bytearray(needed), 0
-                elif chosen.table.next == place:
+                elif table.next == place:
                     raise CorruptRecordError("the record lies outside of its file", path=file.path)
             out.append(memoryview(buffer)[:filled])
             failpoint("compact.records")
             records_end = out.length
-            slots = chosen.table.slots()
+            slots = table.slots()
             out.append(bytes(-records_end % 16))
             out.append(slots)
-            last_record, last_checksum = chosen.table.last_record
-            if last_record < 0 and header is not None:
-                last_record, last_checksum = header.last_record, header.last_checksum
+            last_record, last_checksum = table.last_record
+            if last_record < 0 and before.header is not None and before.standing is Standing.SOUND:
+                last_record, last_checksum = before.header.last_record, before.header.last_checksum
             made = Header(
-                chosen.end, ",".join(topics), chosen.table.records, chosen.table.keys_found, records_end,
-                len(slots) // 16, crc32c(slots), seeds, last_record, last_checksum,
+                chosen.end, ",".join(topics), table.records, table.keys_found, records_end, len(slots) // 16,
+                crc32c(slots), chosen.seeds, last_record, last_checksum, uncertain_below, table.taken, now_ms,
             )  # fmt: skip
             out.write_at(0, render_header(made))
-        failpoint("compact.published")
-        after = self.newest()
-        if after is not None:
-            self._remove_below(after)
-        failpoint("compact.old_gone")
-        self._forget_deleted(deleted)
-        if after is None:
-            raise StoreError("another process or program removed the new compacted file", path=self._root)
-        log.info("%s: compacted up to %d: %d records", self._root, made.covered, made.records)
-        return _result(after, chosen.table.looked_at, tuple(chosen.damaged))
 
     @contextmanager
     def _new_file(self, number: int) -> Iterator[NewFile]:
         """The next file. Raises StoreFormatError if its name is taken by something else, a folder for example."""
         path = path_of(self._root, number)
         try:
-            with new_file(self._root, path, HEADER_BYTES) as out:
+            with new_file(self._root, path, HEADER_BYTES, reserve=reserve_path(self._root)) as out:
                 yield out
         except FileExistsError as error:
             raise StoreFormatError(
                 "the next compacted file needs this name; move away what has it", path=path
             ) from error
 
-    def _put_aside(self) -> None:
+    def _put_aside(self, standing: Standing) -> None:
         """Copies the files to quarantine/, because the next one may lack records that they have: their part of the log
-        was cut or lost, or they are damaged."""
+        was cut or lost, or they are damaged, or older than a part of the log that was never compacted."""
         for entry in files.entries(self._root / FOLDER, sizes=True):
             path = self._root / FOLDER / entry.name
             length = files.size_of(entry)
             if base_of_name(entry.name) is not None and entry.is_file() and length:
-                name = put_aside(self._root, [(path, 0, length)], f"compacted-{entry.name}")
+                try:
+                    name = put_aside(self._root, [(path, 0, length)], compacted_name(entry.name))
+                except StoreFullError:
+                    if standing is not Standing.GAP:
+                        raise
+                    name = "(nothing: the disk is full)"  # nobody may read these values any more
                 log.warning(
-                    "%s: the log was cut, or this file is damaged. The next compacted file may lack records "
-                    "of it; quarantine/%s is a copy",
+                    "%s: the next compacted file may lack records of it (%s); quarantine/%s is a copy",
                     path,
+                    f"wrong with it: {standing.value}" if standing is not Standing.SOUND else "it is damaged",
                     name,
                 )
+
+    def keep_reserve(self) -> None:
+        """Reserves the space of the next file, so that a full disk can be cleaned. Without space there is none."""
+        found = self.in_force.newest()
+        if found is None or found.header is None:
+            return
+        if not self.topics:
+            return files.remove(reserve_path(self._root), durable=False)
+        for length in (found.file.length + RESERVE_MORE_BYTES, found.file.length):
+            with suppress(StoreError):
+                return files.reserve(reserve_path(self._root), length)
 
     def _remove_below(self, kept: CompactedFile) -> None:
         """Removes files that a newer one replaced."""
@@ -346,4 +447,12 @@ def _result(found: CompactedFile, looked_at: int, damaged: tuple[str, ...]) -> C
     header = found.header
     if header is None:
         raise CorruptRecordError(f"the compacted file is damaged ({found.problem})", path=found.path)
-    return Compacted(header.covered, header.records, header.keys, found.file.length, looked_at, damaged)
+    return Compacted(
+        header.covered,
+        header.records,
+        header.keys,
+        found.file.length,
+        looked_at,
+        damaged,
+        header.uncertain_below,
+    )

@@ -12,10 +12,11 @@ from cystore._native.record.argument_checks import text
 from cystore._native.record.message import Message, message_at
 from cystore.derived.reading.reader import Reader
 from cystore.derived.reading.request import stored_topic
-from cystore.engine.files.compacted_file import SEED_BYTES, TRIES, CompactedFile
+from cystore.engine.files.compacted_file import SEED_BYTES, TRIES, CompactedFile, path_of
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreConfigError, StoreError
 from cystore.services.compact.compactor import Compactor
+from cystore.services.compact.in_force import Judged, Standing
 from cystore.services.compact.selection import Selection, matches
 
 log = logging.getLogger("cystore")
@@ -36,9 +37,9 @@ class Newest:
         self._control, self._log = control, commit_log
         self._reader, self._compactor = reader, compactor
         self._file: CompactedFile | None = None
-        self._looked_at: tuple[int, tuple[str, ...]] = (-1, ())
+        self._looked_at: tuple[int, tuple[str, ...], int] = (-1, (), -1)
 
-    def latest(self, topic: str, key: str) -> Message | None:
+    def latest(self, topic: str, key: str, *, certain: bool = False) -> Message | None:
         """See MessageStore.latest."""
         name = stored_topic(topic)
         key = text("key", key, MessageIllegalError)
@@ -48,9 +49,27 @@ class Newest:
         found = self._in_log(topic, key)
         if found is None:
             found = self._in_file(name, key.encode())
+        if certain:
+            self._check_certain(topic, key, found)
         return None if found is None or self._is_gone(found) else found
 
+    def _check_certain(self, topic: str, key: str, found: Message | None) -> None:
+        """Raises CorruptRecordError if a newer record of the key may have been damaged."""
+        in_force = self._compactor.in_force
+        below = in_force.uncertain_below(in_force.judge())
+        if (0 if found is None else found.physical_offset or 0) < below:
+            raise CorruptRecordError(
+                f"the newest message of key {key!r} of topic {topic!r} is uncertain: records with unknown keys were "
+                f"damaged or lost below {below} in the log",
+                offset=None if found is None else found.physical_offset,
+                path=self._log.files.directory,
+            )
+
     def _check_topic(self, topic: str) -> None:
+        if topic.endswith("*"):
+            raise MessageIllegalError(
+                f"topic: {topic!r} is a pattern of compacted_topics; ask for one topic at a time"
+            )
         if not matches(self._compactor.topics, topic):
             raise StoreConfigError(
                 f"topic {topic!r} is not compacted: `cystore config PATH --set compacted_topics=...` names the topics "
@@ -85,7 +104,7 @@ class Newest:
         try:
             at = file.find(topic, key)
         except CorruptRecordError:
-            mended = self._compactor.newest()
+            mended = self._compactor.in_force.newest()
             if mended is None or mended is file:
                 raise
             self._file = file = mended
@@ -96,16 +115,31 @@ class Newest:
         return message if self._is_in_history(message) else None
 
     def _file_in_force(self) -> CompactedFile | None:
-        """A file that covers everything that was cleaned. Lists the folder if the log's minimum is beyond the known
-        file."""
-        minimum, topics = self._control.min_physical_offset, self._compactor.topics
-        file = self._file
-        header = None if file is None else file.header
+        """A file that covers everything that was cleaned; None: no value counts but those of the log. Lists the folder
+        if the log's minimum is beyond the known file. Raises CorruptRecordError if the file is missing."""
+        minimum, topics, in_force = (
+            self._control.min_physical_offset,
+            self._compactor.topics,
+            self._compactor.in_force,
+        )
+        header = None if self._file is None else self._file.header
         stale = header is None or header.covered < minimum or self._compactor.lacks_topics(header)
-        if stale and self._looked_at != (minimum, topics):
-            self._file = file = self._compactor.newest()
-            self._looked_at = minimum, topics
-        return file
+        seen = minimum, topics, in_force.version
+        if stale and self._looked_at != seen:
+            judged = in_force.judge()
+            self._file = None if judged.standing is Standing.GAP else judged.file
+            self._check_there(judged)
+            self._looked_at = seen
+        return self._file
+
+    def _check_there(self, judged: Judged) -> None:
+        known = judged.facts.file
+        if judged.standing is Standing.LOST and known is not None and self._control.min_physical_offset > 0:
+            raise CorruptRecordError(
+                "the compacted file is missing, and with it values that left the log: put it back from a copy, or let "
+                "`cystore compact PATH` begin anew",
+                path=path_of(self._compactor.root, known.number),
+            )
 
     def _is_in_history(self, message: Message) -> bool:
         """False for a record of a part of the log that was cut since; a slave's log may be cut."""
@@ -146,19 +180,16 @@ class Newest:
     def _choose(self, topic: str, begin: int) -> Selection:
         """The newest record of each key, from the file in force and the log from `begin` on."""
         chosen = Selection(self._log, (topic,), self._compactor.deleted(), os.urandom(SEED_BYTES))
-        file, wrote = self._compactor.newest(), self._control.wrote
-        if file is not None:
-            header = file.header
-            trusted = not (
-                header is None
-                or self._compactor.log_was_truncated(header)
-                or self._compactor.lacks_topics(header)
-            )
-            if (
-                chosen.take_file(file, None if trusted or header is None else begin)
-                and trusted
-                and header is not None
-            ):
+        wrote = self._control.wrote
+        judged = self._compactor.in_force.judge()
+        self._check_there(judged)
+        file, header = judged.file, judged.header
+        sound = judged.standing is Standing.SOUND and not judged.lacks(self._compactor.topics)
+        if file is not None and judged.standing not in (Standing.GAP, Standing.LOST):
+            known = judged.facts.file
+            end = known.records_end if header is None and known is not None else 0
+            whole = chosen.take_file(file, begin if judged.standing is Standing.CUT else None, end=end)
+            if whole and sound and header is not None:
                 begin = max(begin, header.covered)
         chosen.take_log(begin, wrote)
         return chosen

@@ -15,6 +15,8 @@ from cystore.layout import BLANK_SIZE_MIN
 
 log = logging.getLogger("cystore")
 
+OFFSET_MAX = (1 << 63) - 1
+
 Report = Callable[[str, int, int], None]
 
 
@@ -35,26 +37,32 @@ class Selection:
         self.damaged: list[str] = []  # descriptions of the damage that was stepped over
         self.end = 0  # the end of the examined part of the log
         self.before: CompactedFile | None = None
+        self.seeds = seeds
+        # Values of unknown keys were lost below these offsets of the log, by damage of the log and of the file.
+        self.uncertain_in_log = self.uncertain_in_file = 0
+        self.cleaned_to = 0  # the log was cleaned up to here during the walk
         self._log = commit_log
         self._segments: dict[int, MappedFile] = {}
 
-    def take_file(self, before: CompactedFile, leave_out_from: int | None) -> bool:
-        """Takes the records of a compacted file, except those that stood in the log at an offset or behind it. False if
-        a part of it is damaged."""
+    def take_file(self, before: CompactedFile, leave_out_from: int | None, *, end: int = 0) -> bool:
+        """Takes the records of a compacted file, except those that stood in the log at an offset or behind it. `end`:
+        of its records, if its header is damaged. False if a part of it is damaged."""
         self.before = before
         if leave_out_from is not None:
             self.table.leave_out_from(leave_out_from)
-        at, end, whole = HEADER_BYTES, before.records_end, before.header is not None
+        at, whole = HEADER_BYTES, before.header is not None
+        end = min(end or before.records_end, before.records_end)
         while at < end:
             at, status = self.table.take(before.file, at, end, in_log=False)
             if status != OK:
                 following = next_record(before.file, at + 1, end, in_log=False) if at < end else -1
                 following = end if following < 0 else following
                 if before.header is not None:
-                    self._tell(f"bytes {at} to {following} of {before.path}")
+                    self.tell(f"bytes {at} to {following} of {before.path}")
+                self.uncertain_in_file = max(self.uncertain_in_file, _offset_at(before, following, end))
                 at, whole = following, False
         if before.header is None:
-            self._tell(f"the header of {before.path} ({before.problem})")
+            self.tell(f"the header of {before.path} ({before.problem})")
         return whole
 
     def take_log(self, begin: int, end: int, report: Report | None = None) -> None:
@@ -64,7 +72,7 @@ class Selection:
             damaged = self._log.damaged_ranges.covering(at)
             if damaged is not None:
                 self.damaged.append(f"[{damaged[0]}, {damaged[1]}) of the log")  # logged when it was found
-                self.end = at = damaged[1]
+                self.end = at = self.uncertain_in_log = damaged[1]
                 continue
             if report is not None:
                 report("compacting", at - begin, end - begin)
@@ -75,11 +83,11 @@ class Selection:
                 if at >= minimum:
                     raise
                 tell_cleaned(self._log, at, minimum)
-                self.end = at = minimum
+                self.end = at = self.cleaned_to = minimum
                 continue
             except CorruptRecordError as error:
-                self._tell(str(error))
-                self.end = at = self._log.files.base_of(at) + self._log.file_bytes
+                self.tell(str(error))
+                self.end = at = self.uncertain_in_log = self._log.files.base_of(at) + self._log.file_bytes
                 continue
             at = self._take_part(segment, at, end)
             if at < 0:
@@ -102,10 +110,12 @@ class Selection:
         if damaged is None:
             found = next_record(segment, reached + 1 - segment.base, until - segment.base, in_log=True)
             damaged = reached, until if found < 0 else segment.base + found
-            self._tell(f"[{damaged[0]}, {damaged[1]}) of the log")
+            self.tell(f"[{damaged[0]}, {damaged[1]}) of the log")
+        self.uncertain_in_log = damaged[1]
         return damaged[1]
 
-    def _tell(self, what: str) -> None:
+    def tell(self, what: str) -> None:
+        """Notes damage that is stepped over."""
         self.damaged.append(what)
         log.error("compaction steps over damage: %s", what)
 
@@ -135,4 +145,11 @@ class Selection:
                 at = (place ^ IN_LOG) - file.base if in_log else place
                 yield message_at(file, at, end - at)
             except (CorruptRecordError, OffsetError) as error:
-                self._tell(str(error))
+                self.tell(str(error))
+
+
+def _offset_at(file: CompactedFile, at: int, end: int) -> int:
+    """The log offset of the record at a position of a compacted file; at its end, the highest one possible."""
+    if at >= end:
+        return OFFSET_MAX
+    return message_at(file.file, at, end - at).physical_offset or 0

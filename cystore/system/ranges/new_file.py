@@ -1,13 +1,18 @@
-"""A new file of any length, written piece by piece: it gets its name when all of it is durable."""
+"""A new file of any length, written piece by piece: it gets its name when all of it is durable.
+
+It may be written into a reserve: a file without content that has its space already, so that a full disk is no obstacle.
+A kill leaves the reserve, or the new file.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cystore._native.system.failpoint import failpoint
+from cystore.errors import StoreIOError
 from cystore.system.files import make_directory, opened, rename_no_replace, sync, sync_directory, temporary
 from cystore.system.os_errors import translated
 
@@ -33,16 +38,34 @@ class NewFile:
 
 
 @contextmanager
-def new_file(root: Path, path: Path, begin: int = 0) -> Iterator[NewFile]:
+def new_file(root: Path, path: Path, begin: int = 0, *, reserve: Path | None = None) -> Iterator[NewFile]:
     """A with block that makes `path`, completely and durably or not at all; FileExistsError if it exists. `append`
-    begins at `begin`, what stands before it is for `write_at`."""
+    begins at `begin`, what stands before it is for `write_at`. `reserve`: a file that becomes the new one, if it
+    exists."""
     make_directory(path.parent)
-    with temporary(root) as draft:
-        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
-            yield NewFile(fd, path, begin)
-            failpoint("new_file.written")
-            sync(fd, path, named=False)
+    with ExitStack() as stack:
+        fd = None if reserve is None else _opened_if_there(stack, reserve)
+        draft = reserve
+        if fd is None or draft is None:
+            draft = stack.enter_context(temporary(root))
+            fd = stack.enter_context(opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        file = NewFile(fd, path, begin)
+        yield file
+        if draft == reserve:
+            with translated(draft):
+                os.ftruncate(fd, file.length)
+        failpoint("new_file.written")
+        sync(fd, path, named=False)
         failpoint("new_file.synced")
         rename_no_replace(draft, path)
     failpoint("new_file.named")
     sync_directory(path.parent)
+
+
+def _opened_if_there(stack: ExitStack, path: Path) -> int | None:
+    try:
+        return stack.enter_context(opened(path, os.O_WRONLY))
+    except StoreIOError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        return None

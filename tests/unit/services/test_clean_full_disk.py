@@ -135,6 +135,7 @@ with open_small(path, **settings) as store:
     store.clean()
     fill(100, 3000)
     store.dispatch()
+    os.unlink(os.path.join(path, "compacted", "reserve"))
     use_up()
     try:
         store.compact()
@@ -158,3 +159,50 @@ print("went on")
 @pytest.mark.may_skip(NOT_ASKED)
 def test_a_full_disk_keeps_the_compacted_file_in_force(tmp_path):
     assert on_small_disk("6m", tmp_path, COMPACTED) == "full\nwent on\n"
+
+
+COMPACTED_AND_FULL = """
+import logging, os, sys
+import cystore
+from tests.support.small_stores import open_small
+logging.disable()
+root, dispatches = sys.argv[1], sys.argv[2] == "dispatched"
+path = os.path.join(root, "s")
+settings = {"mapped_file_size_commit_log_bytes": 1 << 16, "file_reserved_time_h": 0, "compacted_topics": "state"}
+store = open_small(path, **settings)
+model = {}
+def fill():
+    number = 0
+    try:
+        while True:
+            key = f"k{number % 15}"
+            value = os.urandom(3000)
+            store.put("state", value, keys=[key])
+            model[key] = value
+            number += 1
+            if dispatches:
+                store.dispatch()
+    except cystore.StoreFullError:
+        pass
+for turn in range(4):
+    fill()
+    done = store.clean()
+    assert done.segments > 0, (turn, done)
+    store.dispatch()
+    found = {key: store.latest("state", key) for key in model}
+    assert {key: one and bytes(one.body) for key, one in found.items()} == model, turn
+fill()
+store.close()
+with open_small(path, **settings) as store:
+    assert store.clean().segments > 0
+    store.dispatch()
+    assert {key: bytes(store.latest("state", key).body) for key in model} == model
+print("went on")
+"""
+
+
+@pytest.mark.may_skip(NOT_ASKED)
+@pytest.mark.parametrize("dispatched", ["dispatched", "nobody dispatches"])
+def test_a_full_disk_is_cleaned_while_topics_are_compacted(tmp_path, dispatched):
+    """Seen: compaction waited for records that nobody could dispatch or flush, and cleaning waited for compaction."""
+    assert on_small_disk("3m", tmp_path, COMPACTED_AND_FULL, dispatched) == "went on\n"

@@ -1,0 +1,128 @@
+"""Compaction's facts in the manifest: which compacted file must exist, deleted topics, damage that turns met.
+
+`file` says what the newest finished turn made. Cleaning relies only on a file that is entered here, so a file that is
+lost later is missed: what left the log is in it and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cystore.engine.manifest.manifest import Facts
+
+SECTION = "compaction"  # in the manifest
+FINDINGS_KEPT = 20
+TEXT_MAX = 300  # characters of a finding
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """A compacted file that must exist. It has the newest records below `covered`, an offset of the log. Values below
+    `uncertain_below` may be outdated: damaged records with unknown keys stood between them and that offset. `records`
+    and `keys` are in it, the former up to `records_end`. `examined` records of its topics were read for it, at
+    `made_ms`."""
+
+    number: int
+    covered: int
+    uncertain_below: int = 0
+    records: int = 0
+    keys: int = 0
+    size_bytes: int = 0
+    records_end: int = 0
+    examined: int = 0
+    made_ms: int = 0
+
+    @property
+    def dead_ratio(self) -> float:
+        """The share of the examined records that the turn left out, because a newer one replaced them."""
+        return 1 - self.records / self.examined if self.examined > self.records else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Damage that a turn stepped over, and when."""
+
+    what: str
+    found_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionFacts:
+    """The section. `file` is None before the first turn ends. `deleted`: deleted topics, each with the log offset below
+    which its records are deleted. `findings`: the newest ones of `damaged`, all damage that turns met."""
+
+    file: FileFacts | None = None
+    deleted: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    damaged: int = 0
+
+    def cut_at(self, wrote: int) -> CompactionFacts:
+        """The file covers no more than the log that there is."""
+        if self.file is None or self.file.covered <= wrote:
+            return self
+        return dataclasses.replace(self, file=dataclasses.replace(self.file, covered=wrote))
+
+    def with_deleted(self, topic: str, end: int) -> CompactionFacts:
+        """Adds a deletion."""
+        return dataclasses.replace(
+            self, deleted={**self.deleted, topic: max(end, self.deleted.get(topic, 0))}
+        )
+
+    def without(self, applied: Mapping[str, int]) -> CompactionFacts:
+        """Drops deletions, if they are still the same."""
+        kept = {topic: end for topic, end in self.deleted.items() if applied.get(topic) != end}
+        return dataclasses.replace(self, deleted=kept)
+
+    def with_findings(self, found: tuple[str, ...], now_ms: int) -> CompactionFacts:
+        """Adds the damage of a turn; what is known already counts once."""
+        known = {one.what for one in self.findings}
+        new = tuple(Finding(what[:TEXT_MAX], now_ms) for what in found if what[:TEXT_MAX] not in known)
+        kept = (*self.findings, *new)[-FINDINGS_KEPT:]
+        return dataclasses.replace(self, findings=kept, damaged=self.damaged + len(new))
+
+
+def compaction_of(facts: Facts) -> CompactionFacts:
+    """The section's content; entries that cannot be understood are left out."""
+    found = facts.sections.get(SECTION)
+    if not isinstance(found, dict):
+        return CompactionFacts()
+    deleted = found.get("deleted")
+    listed = found.get("findings")
+    damaged = found.get("damaged")
+    return CompactionFacts(
+        _file_of(found.get("file")),
+        {topic: end for topic, end in deleted.items() if type(end) is int}
+        if isinstance(deleted, dict)
+        else {},
+        tuple(
+            Finding(one["what"], one["found_ms"])
+            for one in (listed if isinstance(listed, list) else ())
+            if isinstance(one, dict) and isinstance(one.get("what"), str) and type(one.get("found_ms")) is int
+        ),
+        damaged if type(damaged) is int else 0,
+    )
+
+
+def _file_of(found: object) -> FileFacts | None:
+    if not isinstance(found, dict):
+        return None
+    numbers = {one.name: found.get(one.name, 0) for one in dataclasses.fields(FileFacts)}
+    if any(type(value) is not int or value < 0 for value in numbers.values()) or "number" not in found:
+        return None
+    return FileFacts(**numbers)
+
+
+def with_compaction(facts: Facts, content: CompactionFacts) -> Facts:
+    """The manifest's facts with another content of the section."""
+    section: dict[str, Any] = {}
+    if content.file is not None:
+        section["file"] = dataclasses.asdict(content.file)
+    if content.deleted:
+        section["deleted"] = dict(content.deleted)
+    if content.damaged:
+        section["damaged"] = content.damaged
+        section["findings"] = [dataclasses.asdict(one) for one in content.findings]
+    return facts.with_section(SECTION, section or None)

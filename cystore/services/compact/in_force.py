@@ -1,0 +1,198 @@
+"""The compacted file in force, and how far it can be trusted.
+
+A file is sound if it covers everything that was cleaned and was made from the present log. Otherwise a newer record of
+any of its keys may have left the log unseen, so its values are not given. The manifest says which file must be there.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore._native.memory.control import Control
+from cystore.engine.files.compacted_file import CompactedFile, Header, numbers, open_newest, path_of
+from cystore.engine.log.commit_log import CommitLog
+from cystore.engine.manifest.compaction_facts import (
+    CompactionFacts,
+    FileFacts,
+    compaction_of,
+    with_compaction,
+)
+from cystore.engine.manifest.manifest import Manifest
+from cystore.errors import CorruptRecordError, OffsetError, StoreError
+from cystore.system.threads import os_threads
+
+log = logging.getLogger("cystore")
+
+
+class Standing(enum.Enum):
+    """What is wrong with the file in force."""
+
+    NONE = "nothing was compacted yet"
+    SOUND = "nothing"
+    CUT = "the log lost its end since the file was made"
+    GAP = "a part of the log behind the file's was removed uncompacted"
+    DAMAGED = "its header cannot be read"
+    LOST = "it is missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The file in force (None: there is none), its standing, and the manifest's facts from before the look."""
+
+    file: CompactedFile | None
+    standing: Standing
+    facts: CompactionFacts
+
+    @property
+    def header(self) -> Header | None:
+        """The header; None without a file, or with a damaged one."""
+        return None if self.file is None else self.file.header
+
+    @property
+    def uncertain_below(self) -> int:
+        """What the file's makers knew of values that may be outdated."""
+        if self.header is not None:
+            return self.header.uncertain_below
+        return 0 if self.facts.file is None else self.facts.file.uncertain_below
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether the manifest knows the file, or a newer one."""
+        known = self.facts.file
+        return self.file is not None and known is not None and self.file.number <= known.number
+
+    def lacks(self, topics: tuple[str, ...]) -> bool:
+        """Whether the file was made before one of the topics was compacted."""
+        return self.header is None or not set(topics) <= set(self.header.topics.split(","))
+
+
+class InForce:
+    """Judges the compacted file of one store. Safe for threads."""
+
+    def __init__(self, root: Path, control: Control, commit_log: CommitLog, manifest: Manifest) -> None:
+        self._root, self._control, self._log, self._manifest = root, control, commit_log, manifest
+        self._known: CompactedFile | None = None
+        self._lock = os_threads.RLock()
+
+    @property
+    def version(self) -> int:
+        """Another number after every turn."""
+        return self._manifest.snapshot().sequence
+
+    def facts(self) -> CompactionFacts:
+        """The manifest's facts."""
+        return compaction_of(self._manifest.snapshot())
+
+    def enter(self, change: Callable[[CompactionFacts], CompactionFacts]) -> None:
+        """Changes the manifest's facts, durably."""
+        self._manifest.update(lambda facts: with_compaction(facts, change(compaction_of(facts))))
+
+    def newest(self) -> CompactedFile | None:
+        """The file in force; None without one."""
+        with self._lock:
+            self._known = open_newest(self._root, self._known)
+            return self._known
+
+    def forget(self) -> None:
+        """Ends the mapping."""
+        self._known = None
+
+    def judge(self) -> Judged:
+        """The file and its standing. The facts and the log's minimum are read first: a turn changes them last."""
+        facts, minimum = self.facts(), self._control.min_physical_offset
+        found = self.newest()
+        return Judged(found, self._standing(found, facts.file, minimum), facts)
+
+    def _standing(self, found: CompactedFile | None, known: FileFacts | None, minimum: int) -> Standing:
+        if found is None:
+            return Standing.NONE if known is None else Standing.LOST
+        if found.header is None:
+            if known is not None and known.number != found.number:
+                return Standing.LOST
+            return Standing.DAMAGED if known is None or known.covered >= minimum else Standing.GAP
+        covered = found.header.covered
+        if known is not None and known.number == found.number:
+            covered = min(covered, known.covered)  # the log was shorter at an open since
+        if covered >= minimum:
+            cut = covered < found.header.covered or self.log_was_truncated(found.header)
+            return Standing.CUT if cut else Standing.SOUND
+        return Standing.LOST if known is not None and found.number < known.number else Standing.GAP
+
+    def log_was_truncated(self, header: Header) -> bool:
+        """Whether the log lost its end since the file was made: a slave that follows another master, for example."""
+        control = self._control
+        if header.covered > control.wrote:
+            return True
+        if header.last_record < control.min_physical_offset:
+            return False
+        try:
+            last = self._log.read(header.last_record)
+        except OffsetError:
+            return header.last_record >= control.min_physical_offset
+        except CorruptRecordError:
+            return False
+        return (last.body_crc or 0) & 0xFFFFFFFF != header.last_checksum & 0xFFFFFFFF
+
+    def covered(self, topics: tuple[str, ...]) -> int:
+        """The offset up to which cleaning may rely on the file. 0 without one, or unless it is sound and has all of
+        the topics. A file that a killed turn did not enter in the manifest counts as the one before it."""
+        judged = self.judge()
+        if judged.standing is not Standing.SOUND or judged.header is None or judged.lacks(topics):
+            return 0
+        if judged.is_entered:
+            return judged.header.covered
+        known = judged.facts.file
+        return 0 if known is None else min(known.covered, judged.header.covered)
+
+    def uncertain_below(self, judged: Judged) -> int:
+        """Values that stood in the log below this offset may be outdated."""
+        lost = judged.standing is Standing.LOST and self._control.min_physical_offset
+        return max(judged.uncertain_below, self._end_of_damage(), int(lost))
+
+    def uncertain_in(self, facts: CompactionFacts) -> int:
+        """The same, as far as the facts tell; reads no file."""
+        lost = self.missing() is not None and self._control.min_physical_offset
+        known = 0 if facts.file is None else facts.file.uncertain_below
+        return max(known, self._end_of_damage(), int(lost))
+
+    def _end_of_damage(self) -> int:
+        listed = self._log.damaged_ranges.ranges()
+        return listed[-1][1] if listed else 0
+
+    def missing(self) -> Path | None:
+        """The path of the file that must be there, if it is not."""
+        known = self.facts().file
+        if known is None or max(numbers(self._root), default=-1) >= known.number:
+            return None
+        return path_of(self._root, known.number)
+
+    def look_at_open(self) -> None:
+        """Logs that the file is missing. Enters that the log is shorter than the file covers, before it grows."""
+        known, wrote = self.facts().file, self._control.wrote
+        try:
+            missing = self.missing()
+            if known is not None and wrote < known.covered and not self._control.read_only:
+                self.enter(lambda facts: facts.cut_at(wrote))
+        except StoreError as error:
+            log.error("the compacted file cannot be judged: %s", error)
+            return
+        if missing is not None:
+            log.error(
+                "%s: the compacted file is missing, and with it the newest records of keys that left the log. Put it "
+                "back from a copy, or let `cystore compact PATH` begin anew",
+                missing,
+            )
+
+
+def facts_of(file: CompactedFile) -> FileFacts:
+    """The facts that the manifest has of an intact file."""
+    header = file.header
+    assert header is not None
+    return FileFacts(
+        file.number, header.covered, header.uncertain_below, header.records, header.keys, file.file.length,
+        header.records_end, header.examined, header.made_ms,
+    )  # fmt: skip
