@@ -25,8 +25,15 @@ from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
+from cystore.engine.files.compacted_file import numbers
 from cystore.engine.manifest.manifest import Manifest
-from cystore.errors import StoreConfigError, StoreError, StoreLockedError, StoreTimeoutError
+from cystore.errors import (
+    StoreConfigError,
+    StoreError,
+    StoreIOError,
+    StoreLockedError,
+    StoreTimeoutError,
+)
 from cystore.layout import QUEUE_ENTRY, SCHEDULE_TOPIC
 from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_reader import list_readable_index
@@ -43,6 +50,8 @@ from cystore.services.scrub_progress import (
 )
 from cystore.system import files
 from cystore.verify.bounds import Bounds
+from cystore.verify.compacted import KIND as COMPACTED
+from cystore.verify.compacted import CompactedCheck, missing_file
 from cystore.verify.record_walk import Comparison, WrongEntry
 
 log = logging.getLogger("cystore")
@@ -107,6 +116,10 @@ class Scrubber:
             found, check = [], None
         mended, damage = self._mend(found, check)
         position = check.position if check is not None else max(begin, minimum)
+        over = position >= dispatched
+        if over:  # the compacted file is read behind the log
+            in_file, before, over = self._verify_compacted(before, max_bytes)
+            damage += in_file
         for finding in damage:
             log.error(
                 "%s: scrub: %s %s %d..%d: %s; %s",
@@ -118,9 +131,10 @@ class Scrubber:
                 finding.reason,
                 "see `cystore verify`"
                 if finding.kind == "record"
+                else "see `cystore compact`"
+                if finding.kind == COMPACTED
                 else "`cystore rebuild` makes it anew from the log",
             )
-        over = position >= dispatched
         kept = (*before.findings, *({**_finding(each), "found_ms": now} for each in damage))
         self._save(
             dataclasses.replace(
@@ -158,6 +172,30 @@ class Scrubber:
                 return [], None  # cleaned while it was read; the slice is done again next time
             raise
         return found, check
+
+    def _verify_compacted(
+        self, before: ScrubProgress, max_bytes: int
+    ) -> tuple[list[Damage], ScrubProgress, bool]:
+        """Reads the next slice of the compacted file: its damage, the progress, and whether that was the last slice. A
+        file that a turn replaced is done: the turn read its checksums."""
+        listed = numbers(self._root)
+        number = before.compacted - 1 if before.compacted else max(listed, default=-1)
+        missing = missing_file(self._root) if not before.compacted else None
+        found = [] if missing is None else [missing]
+        if number not in listed:
+            return found, before, True
+        try:
+            check = CompactedCheck(self._root, number, before.compacted_position)
+        except StoreIOError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return found, before, True
+            raise
+        try:
+            found += check.step(max(max_bytes, 1))
+        finally:
+            check.close()
+        after = dataclasses.replace(before, compacted=number + 1, compacted_position=check.position)
+        return found, after, check.done
 
     def _comparison(self, reader: LogReader, bounds: Bounds) -> Comparison:
         """The comparison of the slice alone: it reads only the slice's records, and ignores other entries of queues and

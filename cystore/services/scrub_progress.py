@@ -22,7 +22,8 @@ FINDINGS_KEPT = 50
 class ScrubProgress:
     """The progress of the scrub. `position`: physical offset of the next slice. `began_ms` and `ended_ms`: of the round
     (0: not ended). `records`, `damaged` and `mended` count this round. `findings`: the newest, kept over rounds.
-    `rounds`: the number of finished rounds."""
+    `rounds`: the number of finished rounds. `compacted`: the number of the compacted file that is read, plus 1 (0: none
+    yet in this round), and `compacted_position` in it."""
 
     position: int = 0
     began_ms: int = 0
@@ -31,6 +32,8 @@ class ScrubProgress:
     damaged: int = 0
     mended: int = 0
     rounds: int = 0
+    compacted: int = 0
+    compacted_position: int = 0
     findings: tuple[dict[str, Any], ...] = ()
 
 
