@@ -64,6 +64,20 @@ _OF_STATS: tuple[tuple[str, Kind, str, float, str], ...] = (
                                                                  "although the clock went back.")),
     ("cystore_clock_ahead_seconds", "gauge", "clock_ahead_ms", 1e-3, ("How far store timestamps are ahead of "
                                                                      "the host's clock.")),
+    ("cystore_compacted_records", "gauge", "compacted_records", 1, "Records in the compacted file."),
+    ("cystore_compacted_keys", "gauge", "compacted_keys", 1, "Keys in the compacted file."),
+    ("cystore_compacted_bytes", "gauge", "compacted_bytes", 1, "Length of the compacted file."),
+    ("cystore_compacted_dead_ratio", "gauge", "compacted_dead_ratio", 1, ("Share of the records that the last turn of "
+                                                                          "compaction read and did not keep.")),
+    ("cystore_compacted_offset_bytes", "gauge", "compacted_up_to", 1, ("The physical offset below which the log is "
+                                                                       "compacted.")),
+    ("cystore_compacted_behind_bytes", "gauge", "compacted_behind_bytes", 1, "Log that is not compacted yet."),
+    ("cystore_compacted_last_turn_timestamp_seconds", "gauge", "compacted_last_turn_ms", 1e-3, ("When compaction made "
+                                                                                                "its last file.")),
+    ("cystore_compacted_uncertain_offset_bytes", "gauge", "compacted_uncertain_below", 1, (
+        "Compacted values from below this physical offset may be outdated, 0: none.")),
+    ("cystore_compacted_damaged_total", "counter", "compacted_damaged", 1, "Damaged parts that compaction met."),
+    ("cystore_compacted_missing", "gauge", "compacted_missing", 1, "1 if the compacted file is missing."),
     ("cystore_ha_epoch", "gauge", "epoch", 1, "The epoch of this store as the elected master; 0 for other stores."),
     ("cystore_ha_in_sync_members", "gauge", "in_sync", 1, "Members of the in-sync set of an elected master."),
     ("cystore_ha_lease_left_seconds", "gauge", "lease_left_ms", 1e-3, "Time left for replicated puts."),

@@ -8,6 +8,7 @@ import os
 import pytest
 
 import cystore
+from cystore.engine.files.compacted_file import numbers, path_of
 from tests.support.cli import stores
 from tests.support.cli.command import golden_settings
 from tests.support.golden.stores import NAMES
@@ -41,6 +42,7 @@ def test_a_closed_store(command, store_path):
     assert found["checkpoint"]["watermark"] == end
     assert [f["next_entry"] - 1 for f in found["index_files"]] == [400]
     assert found["holes"] == []
+    assert found["compaction"] is None
     segment = found["segments"][0]
     assert segment["name"] == "0" * 20
     assert segment["size_bytes"] == stores.SMALL["mapped_file_size_commit_log_bytes"]
@@ -185,3 +187,24 @@ def test_what_keeps_the_cleaner_from_the_log(command, store_path):
         "max_age_ms": None,
     }
     assert "reader-7" in command.ok("info", store_path)
+
+
+def test_compaction(command, store_path):
+    with cystore.open(store_path, services="none", compacted_topics="state") as store:
+        for number in range(4):
+            store.put("state", b"%d" % number, keys=["k"])
+        store.flush()
+        done = store.compact()
+    found = info(command, store_path)["compaction"]
+    file = found.pop("file")
+    assert (file["covered"], file["records"], file["keys"], file["examined"]) == (done.covered, 1, 1, 4)
+    assert found == {"topics": "state", "dead_ratio": 0.75, "missing": None, "damaged": 0, "findings": []}
+    path = path_of(store_path, *numbers(store_path))
+    path.unlink()
+    shown = command.ok("info", store_path)
+    assert "compaction of state: 1 records of 1 keys" in shown
+    assert f"MISSING: the compacted file {path}" in shown
+    compacted = command.run("compact", store_path)
+    assert compacted.returncode == 1
+    assert "is missing" in compacted.stdout
+    assert "damage that compaction met: 1" in command.ok("info", store_path)

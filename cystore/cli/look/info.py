@@ -10,7 +10,8 @@ from typing import Any
 from cystore.attachment.attach import Attachment
 from cystore.engine.files.checkpoint import read_checkpoint
 from cystore.engine.inspect.control_head import OURS, attached_processes, read_head
-from cystore.engine.manifest.manifest import read_damaged_ranges
+from cystore.engine.manifest.compaction_facts import compaction_of
+from cystore.engine.manifest.manifest import read_damaged_ranges, read_facts
 from cystore.layout import FLAGS
 from cystore.operate import facts
 from cystore.operate.command import OK, Command, add_json, store_config
@@ -25,6 +26,7 @@ from cystore.operate.output import (
 from cystore.operate.positions import positions
 from cystore.operate.store_parts import looked_at
 from cystore.system import files, platform
+from cystore.verify.compacted import missing_file
 
 
 def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
@@ -39,9 +41,28 @@ def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
         "segments": [dataclasses.asdict(segment) for segment in facts.segments(args.path)],
         "checkpoint": dataclasses.asdict(read_checkpoint(args.path)),
         "holes": [dataclasses.asdict(hole) for hole in read_damaged_ranges(args.path)],
+        "compaction": _compaction(args.path),
         "disk": {name: dataclasses.asdict(use) for name, use in facts.disk_use(args.path).items()},
         "disk_free_bytes": free,
         "disk_capacity_bytes": capacity,
+    }
+
+
+def _compaction(root: Path) -> dict[str, Any] | None:
+    """What the manifest has of compaction; None for a store that never compacted anything."""
+    facts, _ = read_facts(root)
+    topics, found = str(facts.settings.get("compacted_topics", "")), compaction_of(facts)
+    if not topics and found.file is None:
+        return None
+    missing = missing_file(root)
+    file = None if found.file is None else dataclasses.asdict(found.file)
+    return {
+        "topics": topics,
+        "file": file,
+        "dead_ratio": 0.0 if found.file is None else found.file.dead_ratio,
+        "missing": None if missing is None else str(missing.path),
+        "damaged": found.damaged,
+        "findings": [dataclasses.asdict(one) for one in found.findings],
     }
 
 
@@ -72,6 +93,8 @@ def _show(info: dict[str, Any]) -> None:
     write_line(f"holes: {len(info['holes'])}")
     rows = [(h["begin"], h["end"], h["reason"], h["copy"], time_text(h["found_ms"])) for h in info["holes"]]
     write_table(("begin", "end", "reason", "kept in", "found"), rows)
+    if info["compaction"] is not None:
+        _show_compaction(info["compaction"])
     free, capacity = size_text(info["disk_free_bytes"]), size_text(info["disk_capacity_bytes"])
     write_line(f"disk: {free} of {capacity} free")
     rows = [
@@ -93,6 +116,30 @@ def _show_needs(needs: list[dict[str, Any]]) -> None:
         for need in needs
     ]
     write_table(("by", "from", "log", "since"), rows)
+
+
+def _show_compaction(found: dict[str, Any]) -> None:
+    """Writes it for people."""
+    file = found["file"]
+    topics = found["topics"] or "no topic any more"
+    if file is None:
+        write_line(f"compaction of {topics}: nothing yet")
+    else:
+        write_line(
+            f"compaction of {topics}: {file['records']} records of {file['keys']} keys, "
+            f"{size_text(file['size_bytes'])}, up to {file['covered']}, {time_text(file['made_ms'])}; "
+            f"{found['dead_ratio']:.0%} of the examined records left out"
+        )
+        if file["uncertain_below"]:
+            write_line(f"UNCERTAIN: compacted values from below {file['uncertain_below']} may be outdated")
+    if found["missing"] is not None:
+        write_line(f"MISSING: the compacted file {found['missing']}, and with it values that left the log")
+    if found["damaged"]:
+        write_line(f"damage that compaction met: {found['damaged']}")
+        rows: list[tuple[object, ...]] = [
+            (one["what"], time_text(one["found_ms"])) for one in found["findings"]
+        ]
+        write_table(("what", "found"), rows)
 
 
 def _show_positions(info: dict[str, Any]) -> None:
