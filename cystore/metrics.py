@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cystore._native.append.append import LATENCY_BOUNDS_MS
 from cystore.engine.inspect.stats import latency_labels
+from cystore.errors import StoreError
 
 if TYPE_CHECKING:
     from cystore.store import MessageStore
@@ -187,7 +188,8 @@ def _of_groups(store: MessageStore) -> Iterator[Metric]:
 
 
 def _of_dispatchers(store: MessageStore) -> Iterator[Metric]:
-    states = store.dispatchers.states()
+    damaged: dict[str, StoreError] = {}
+    states = store.dispatchers.states(damaged)
     yield Metric(
         "cystore_dispatcher_lag_bytes", "gauge", "Bytes of the log that a named dispatcher has not received.",
         [({"dispatcher": one.name}, one.lag_bytes) for one in states],
@@ -195,6 +197,10 @@ def _of_dispatchers(store: MessageStore) -> Iterator[Metric]:
     yield Metric(
         "cystore_dispatcher_failures", "gauge", "Failures in a row of a named dispatcher's function.",
         [({"dispatcher": one.name}, one.failures) for one in states],
+    )  # fmt: skip
+    yield Metric(
+        "cystore_dispatcher_damaged", "gauge", "1 for a named dispatcher whose cursor cannot be read.",
+        [({"dispatcher": name}, 1) for name in sorted(damaged)],
     )  # fmt: skip
 
 

@@ -9,7 +9,14 @@ from cystore._native.record.argument_checks import whole
 from cystore.arrivals.cursor import PREFIX, RUNNING, Cursor, checked_name, names, path_of
 from cystore.arrivals.dispatcher import FIRST, LAST, Dispatcher, Work, write_position
 from cystore.attachment.attachment import Attachment
-from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError
+from cystore.errors import (
+    CorruptRecordError,
+    OffsetError,
+    StoreConfigError,
+    StoreError,
+    StoreFormatError,
+    StoreIOError,
+)
 from cystore.system import files
 from cystore.system.key_lock import is_place_taken
 from cystore.system.threads import os_threads
@@ -82,12 +89,19 @@ class Dispatchers:
             parts.at_stop.append(found.stop)
         return found
 
-    def states(self) -> list[DispatcherState]:
-        """All dispatchers that ever began and were not removed, by name. Raises StoreFormatError for a damaged
-        cursor."""
-        parts = self._store._attached()
+    def states(self, damaged: dict[str, StoreError] | None = None) -> list[DispatcherState]:
+        """All dispatchers that ever began and were not removed, by name. Raises StoreFormatError for a damaged cursor.
+        If there is a `damaged`, it gets the errors of such dispatchers, and the others are listed."""
+        parts, found = self._store._attached(), []
         held = parts.cleaner.holds.read()
-        return [_state(parts, name, PREFIX + name in held) for name in names(parts.root)]
+        for name in names(parts.root):
+            try:
+                found.append(_state(parts, name, PREFIX + name in held))
+            except (StoreFormatError, StoreIOError) as error:
+                if damaged is None:
+                    raise
+                damaged[name] = error
+        return found
 
     def reset(self, name: str, to: int | str) -> int:
         """Moves a dispatcher to the log's "first" record, behind the "last", or to the physical offset of a record;

@@ -279,3 +279,17 @@ def test_a_scrape_reads_the_table_of_groups_once(tmp_path, monkeypatch):
         assert len(calls) == 1
         assert len(found["cystore_group_get_total"]) == 20
         assert all(value == 1 for _, value in found["cystore_group_get_total"])
+
+
+def test_a_damaged_cursor_fails_no_scrape(tmp_path):
+    with cystore.open(tmp_path) as store:
+        for name in ("sound", "damaged"):
+            with store.dispatchers.add(name, lambda messages: None):
+                pass
+        path = tmp_path / "config" / "dispatcher.damaged"
+        path.write_bytes(b"x" * path.stat().st_size)
+        found = {metric.name: metric.samples for metric in metrics(store)}
+        assert found["cystore_dispatcher_damaged"] == [({"dispatcher": "damaged"}, 1)]
+        assert [labels for labels, _ in found["cystore_dispatcher_lag_bytes"]] == [{"dispatcher": "sound"}]
+        with pytest.raises(cystore.StoreFormatError, match="damaged"):
+            store.dispatchers.states()
