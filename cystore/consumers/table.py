@@ -8,9 +8,10 @@ power cut only this file is left.
 When a store is opened, the table counts if it was written since this boot and the file is still the one that was
 written from it. Otherwise the file counts. So a file that was restored, edited, or written by RocketMQ wins.
 
-Rows are only added. Each row is valid by its checksum before the header counts it. An offset changes under the lock
-of its row (a byte lock, which ends with its owner), because `reset` and the owner of a queue may write it at the same
-time.
+Rows are only added, up to ROWS_MAX. When the first process opens a store, the rows that have no offset any more are
+left out: those of removed groups, for example. Each row is valid by its checksum before the header counts it. An offset
+changes under the lock of its row (a byte lock, which ends with its owner), because `reset` and the owner of a queue may
+write it at the same time.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from cystore.consumers.names import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 from cystore.consumers.offset_file import ConsumerOffsets, Key, read_consumer_offsets
 from cystore.errors import (
     StoreClosedError,
+    StoreError,
     StoreFormatError,
     StoreFullError,
     StoreIOError,
     StoreNotWritableError,
+    StoreResourceError,
     StoreTimeoutError,
 )
 from cystore.system import files, platform
@@ -62,6 +65,7 @@ _READS = struct.Struct("<QQQqqq")
 _FIXED = struct.Struct("<iHH")
 ROW_BYTES = _ROW.size + TOPIC_BYTES_MAX + GROUP_BYTES_MAX + 1
 _OFFSETS = struct.Struct(f"<q{ROW_BYTES - 8}x")
+ROWS_MAX = 1 << 20
 GROW_ROWS = 64  # rows for which space is taken at once
 NO_OFFSET = -1
 NO_CRC = 0  # the CRC-32C of a missing file
@@ -147,6 +151,8 @@ class OffsetTable:
                 return self.refresh()
             if header is None or not self._counts(header):
                 self._make(self._from_file(header))
+            else:
+                self._drop_unused(header)
             self._write(_GENERATION_AT, _GENERATION.pack(generation))
             self.refresh()
 
@@ -206,6 +212,23 @@ class OffsetTable:
                 raise
             log.warning("%s; continuing with %s", error, self.path)
             return {key: offset for key, offset, _ in self._rows_from(0, header.rows) if offset != NO_OFFSET}
+
+    def _drop_unused(self, header: _Header) -> None:
+        """Makes the table anew without the rows that have no offset, if these are most of them. No other process knows
+        a row now. The file gets all offsets first, because a kill leaves half a table. The counts of gets begin
+        anew."""
+        offsets = {key: offset for key, offset, _ in self._rows_from(0, header.rows) if offset != NO_OFFSET}
+        if header.rows <= GROW_ROWS or 2 * len(offsets) > header.rows:
+            return
+        self.refresh()
+        try:
+            self.save()
+        except StoreError as error:
+            log.warning("%s; the unused rows of %s stay", error, self.path)
+            return
+        self._rows.clear()
+        self.keys.clear()
+        self._make(offsets)
 
     def _make(self, offsets: dict[Key, int]) -> None:
         """Makes the table anew. If this is interrupted before the header is complete, the next process makes it
@@ -332,7 +355,8 @@ class OffsetTable:
         return row
 
     def row(self, key: Key, wait_s: float | None = None) -> int:
-        """The row of a key, which is added if it is missing. Raises StoreFullError, StoreTimeoutError."""
+        """The row of a key, which is added if it is missing. Raises StoreFullError, StoreTimeoutError, and
+        StoreResourceError for a table that is full."""
         row = self.find(key)
         if row is not None:
             return row
@@ -340,6 +364,12 @@ class OffsetTable:
             row = self.find(key)
             if row is None:
                 count = len(self.keys)
+                if count >= ROWS_MAX:
+                    raise StoreResourceError(
+                        f"the table of consumer groups has {count} queues of groups, the most that it takes: remove "
+                        "groups, and let all processes close the store, so that the next one makes the table anew",
+                        path=self.path,
+                    )
                 self._grow(count + 1)
                 self._write(HEADER_BYTES + count * ROW_BYTES, _row(key, NO_OFFSET))
                 failpoint("consumers.row_written")
@@ -384,7 +414,7 @@ class OffsetTable:
             return
         try:
             self._count_get(self.row(key, COUNT_WAIT_S), messages, size_bytes, behind)
-        except (StoreTimeoutError, StoreFullError) as error:
+        except (StoreTimeoutError, StoreFullError, StoreResourceError) as error:
             self._counts_from_s = monotonic_s() + NOT_COUNTED_S
             log.warning("%s; gets of groups are not counted for %g s", error, NOT_COUNTED_S)
 

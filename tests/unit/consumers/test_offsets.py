@@ -267,3 +267,36 @@ def test_a_snapshot_has_the_offsets(tmp_path):
     assert not (tmp_path / "copy" / TABLE).exists()
     with cystore.open(tmp_path / "copy") as store:
         assert store.groups.offset("billing", "orders", 0) == 2
+
+
+def rows_of(path):
+    return (path / TABLE).read_bytes()[72]  # of the header, below 256
+
+
+def test_rows_of_groups_that_are_gone_leave_with_the_last_process(tmp_path):
+    with filled(tmp_path) as store:
+        store.groups.commit("stays", "orders", 1, 4)
+        for number in range(100):
+            store.groups.commit(f"passing-{number}", "orders", 0, 1)
+            store.groups.remove(f"passing-{number}")
+        assert rows_of(tmp_path) == 101
+    with cystore.open(tmp_path) as store:
+        assert store.groups.offset("stays", "orders", 1) == 4
+        assert store.groups.offset("passing-1", "orders", 0) is None
+        store.groups.commit("passing-1", "orders", 0, 2)
+        assert rows_of(tmp_path) == 2
+        with cystore.open(tmp_path, read_only=True) as reader:
+            assert reader.groups.offset("passing-1", "orders", 0) == 2
+            assert reader.groups.offset("stays", "orders", 1) == 4
+
+
+def test_a_table_that_is_full_is_a_typed_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("cystore.consumers.table.ROWS_MAX", 2)
+    with filled(tmp_path) as store:
+        for name in ("a", "b"):
+            store.groups.commit(name, "orders", 0, 1)
+        with pytest.raises(cystore.StoreResourceError, match="remove groups") as error:
+            store.groups.commit("c", "orders", 0, 1)
+        assert error.value.path == tmp_path / TABLE
+        assert len(store.get("orders", 0, 0, group="c").messages) == 5
+        store.groups.commit("a", "orders", 0, 2)
