@@ -97,4 +97,7 @@ def record_in(body: bytes, physical_offset: int) -> dict[str, int | bytes]:
         raise InvalidEntry(f"the record has {size} bytes, the body {len(body)}")
     if place != physical_offset:
         raise InvalidEntry(f"the record says physical offset {place}")
+    for name in ("queue_id", "queue_offset"):  # its checksum is that of the body alone
+        if int(fields[name]) < 0:
+            raise InvalidEntry(f"the record's {name} is {fields[name]!r}")
     return fields

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from cystore.dledger.checkpoint import committed_index
 from cystore.dledger.entries import Bad, Entry
@@ -43,6 +44,11 @@ class Source:
     def first(self) -> int:
         """The first physical offset: above 0 if the broker's cleaner removed files."""
         return self.reader.begin if self.old is None else self.old.begin
+
+    def file_of(self, offset: int) -> Path:
+        """The file that has a physical offset, or would have it."""
+        reader = self.reader if self.old is None or offset >= self.begin else self.old
+        return reader.path(reader.base_of(offset))
 
     @property
     def data_bytes(self) -> int:

@@ -29,7 +29,7 @@ from cystore.engine.files.segments import file_name
 from cystore.engine.log.commit_log import DIRECTORY
 from cystore.errors import CorruptRecordError, StoreConfigError, StoreError, StoreFormatError
 from cystore.layout import BLANK_SIZE_MIN, MAGIC, RECORD_MAGIC_BLANK, TOTAL_SIZE, field_of
-from cystore.operate.backup import CONFIG, DRAFT_STORE, DRAFT_SUFFIX, TargetError, proven
+from cystore.operate.backup import CONFIG, DRAFT_STORE, DRAFT_SUFFIX, Taken, TargetError, proven
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.system import files, ownership, platform
 from cystore.system.key_lock import KeyLock
@@ -187,11 +187,7 @@ class _Import:
         files.write_whole(self._draft, self._draft / ABORT_NAME, b"", keep_last=False)
         taken = proven(self._draft, self._place.root, self._config, log.begin, end, self._report)
         if taken.records != records or (taken.damaged and not self._skipped):
-            raise CorruptRecordError(
-                f"the store has {taken.records} records of {records}, and {len(taken.damaged)} damaged ranges: "
-                "check the disk",
-                path=self._draft,
-            )
+            self._refuse(taken, records, uncommitted=uncommitted)
         return Imported(
             "",
             records,
@@ -204,11 +200,45 @@ class _Import:
             tuple(self._skipped),
         )
 
+    def _refuse(self, taken: Taken, records: int, *, uncommitted: bool) -> None:
+        """Raises the error of a copy that lacks records, with the place of the first one in the source."""
+        why = f"the store would have {taken.records} records of {records}"
+        offset = self._first_in(taken.damaged, uncommitted=uncommitted)
+        if offset is None:
+            raise CorruptRecordError(f"{why}: check the disk", path=self._place.root)
+        raise CorruptRecordError(
+            f"{why}: the record's queue or queue offset contradicts the other records; its checksum is that of the "
+            "body alone",
+            path=self._source.file_of(offset),
+            offset=offset,
+        )
+
+    def _first_in(self, ranges: tuple[tuple[int, int], ...], *, uncommitted: bool) -> int | None:
+        """The physical offset in the source of the first record that the copy has in one of the ranges of its log.
+        Walks the source again, because a list of all places would need memory for each record."""
+        file_bytes, at = self._config.mapped_file_size_commit_log_bytes, self._log.begin
+        source = Source(self._place, file_bytes)
+        try:
+            for found in source.records(uncommitted=True):
+                if isinstance(found, Bad):
+                    at += found.end - found.begin
+                    continue
+                if isinstance(found, Entry) and not uncommitted and found.index > source.committed:
+                    continue
+                room = file_bytes - at % file_bytes
+                at += room if len(found.body) + BLANK_SIZE_MIN > room else 0
+                if any(begin <= at < end for begin, end in ranges):
+                    return found.physical_offset
+                at += len(found.body)
+        finally:
+            source.close()
+        return None
+
     def _damaged(self, bad: Bad, *, skip_damaged: bool) -> None:
         if not skip_damaged:
             raise CorruptRecordError(
                 f"{bad.reason}; --skip-damaged imports what is around it",
-                path=self._place.folder if bad.begin >= self._source.begin else self._place.root / DIRECTORY,
+                path=self._source.file_of(bad.begin),
                 offset=bad.begin,
             )
         if bad.end - bad.begin > self._source.data_bytes:

@@ -261,3 +261,27 @@ def test_an_import_of_random_faults_is_whole_or_refused(pristine, tmp_path_facto
         with cystore.open(path / "out", read_only=True) as made:
             assert len(list(made.scan())) == done.records
     shutil.rmtree(path)
+
+
+# The byte of a record, the bit, and whether the entry alone shows that it is wrong.
+OUTSIDE_OF_THE_BODY = {
+    "sign of the queue id": (12, 0x80, True),
+    "high bit of the queue id": (12, 0x40, False),
+    "sign of the queue offset": (20, 0x80, True),
+    "high bit of the queue offset": (20, 0x40, False),
+}
+
+
+@pytest.mark.parametrize("what", OUTSIDE_OF_THE_BODY)
+def test_a_flipped_bit_outside_of_the_body_is_named_by_an_import(switched, tmp_path, what):
+    """The record's checksum is that of the body alone. Seen: the error named the copy, which was gone by then."""
+    at, bit, shown = OUTSIDE_OF_THE_BODY[what]
+    bad = entry(switched, 40)
+    path = overwrite(switched, bad.physical_offset + at, bytes([bad.body[at] ^ bit]))
+    found = [(one.path, one.begin, one.end) for one in found_in(switched.store)]
+    assert found == ([(path, bad.pos, bad.pos + bad.size)] if shown else [])
+    target = tmp_path / "target"
+    with pytest.raises(cystore.CorruptRecordError, match="skip-damaged" if shown else "contradicts") as error:
+        import_ledger(switched.store, target, StoreConfig(**SMALL))
+    assert (error.value.path, error.value.offset) == (path, bad.pos if shown else bad.physical_offset)
+    assert list(tmp_path.glob("target*")) == []
