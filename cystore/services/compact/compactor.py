@@ -268,22 +268,27 @@ class Compactor:
             header = found.whole_header()
         except CorruptRecordError:
             return False
-        return Selection(self._log, (), {}, header.seeds).take_file(found, found.records_end)
+        return Selection(self._log, (), {}, header.seeds).take_file(found, None)
 
     def _turn(self, before: Judged, limit: int, report: Report | None, *, again: bool) -> Compacted | None:
         """Makes the next file. None if a part of the log was cleaned uncompacted meanwhile, because somebody ended
         compaction for a moment."""
         minimum, topics = self._control.min_physical_offset, self.topics
+        header = before.header if before.standing is Standing.SOUND else None
+        if header is not None and header.covered < minimum:
+            return None
         begin = self._begin(before, minimum, topics, again=again)
         deleted = self.deleted()
         chosen = Selection(self._log, topics, deleted, os.urandom(SEED_BYTES))
         whole = self._take_file(chosen, before, minimum)
         if not whole:
             begin = minimum  # the log may still have the damaged records
-        relied_on = self.covered()
         chosen.take_log(begin, max(begin, limit), report)
+        # What was cleaned meanwhile is in the last file, if that was made for all of the topics.
+        relied_on = 0 if header is None or before.lacks(topics) else header.covered
         if chosen.cleaned_to > max(relied_on, begin):
             return None
+        minimum = max(minimum, chosen.cleaned_to)
         chosen.table.sort()
         known = before.facts.file
         number = max(next_number(self._root), 0 if known is None else known.number + 1)
@@ -302,14 +307,14 @@ class Compactor:
         failpoint("compact.old_gone")
         self._forget_deleted(deleted)
         self.keep_reserve()
-        header = after.header
-        log.info("%s: compacted up to %d: %d records", self._root, header.covered, header.records)
-        if header.uncertain_below > before.uncertain_below:
+        made = after.header
+        log.info("%s: compacted up to %d: %d records", self._root, made.covered, made.records)
+        if made.uncertain_below > before.uncertain_below:
             log.warning(
                 "%s: compacted values from below %d in the log may be outdated: newer records of unknown keys were "
                 "damaged",
                 self._root,
-                header.uncertain_below,
+                made.uncertain_below,
             )
         return _result(after, chosen.table.looked_at, tuple(chosen.damaged))
 
@@ -328,7 +333,7 @@ class Compactor:
             known = before.facts.file
             assert known is not None
             chosen.tell(
-                f"{path_of(self._root, known.number)} is missing, and with it values that left the log"
+                f"{path_of(self._root, known.number)} is missing or unreadable, and with it values that left the log"
             )
             return False
         if before.file is None:
@@ -353,7 +358,9 @@ class Compactor:
     def _uncertain_below(chosen: Selection, before: Judged, begin: int, minimum: int) -> int:
         """The header's field. From the log's begin on, this turn itself saw what there is; damage of the file says
         nothing about values that are in the log."""
-        if before.standing is Standing.LOST:
+        if before.standing is Standing.LOST or (
+            before.standing is Standing.DAMAGED and before.facts.file is None
+        ):
             return max(minimum, chosen.uncertain_in_log)
         if before.standing is Standing.GAP:
             return chosen.uncertain_in_log

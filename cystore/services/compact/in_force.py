@@ -150,7 +150,8 @@ class InForce:
 
     def uncertain_below(self, judged: Judged) -> int:
         """Values that stood in the log below this offset may be outdated."""
-        lost = judged.standing is Standing.LOST and self._control.min_physical_offset
+        unknown = judged.standing is Standing.DAMAGED and judged.facts.file is None
+        lost = (judged.standing is Standing.LOST or unknown) and self._control.min_physical_offset
         return max(judged.uncertain_below, self._end_of_damage(), int(lost))
 
     def uncertain_in(self, facts: CompactionFacts) -> int:

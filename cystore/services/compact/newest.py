@@ -37,6 +37,7 @@ class Newest:
         self._control, self._log = control, commit_log
         self._reader, self._compactor = reader, compactor
         self._file: CompactedFile | None = None
+        self._is_sound = False
         self._looked_at: tuple[int, tuple[str, ...], int] = (-1, (), -1)
 
     def latest(self, topic: str, key: str, *, certain: bool = False) -> Message | None:
@@ -123,11 +124,17 @@ class Newest:
             self._compactor.in_force,
         )
         header = None if self._file is None else self._file.header
-        stale = header is None or header.covered < minimum or self._compactor.lacks_topics(header)
+        stale = (
+            not self._is_sound
+            or header is None
+            or header.covered < minimum
+            or self._compactor.lacks_topics(header)
+        )
         seen = minimum, topics, in_force.version
         if stale and self._looked_at != seen:
             judged = in_force.judge()
-            self._file = None if judged.standing is Standing.GAP else judged.file
+            self._is_sound = judged.standing is Standing.SOUND
+            self._file = None if judged.standing in (Standing.GAP, Standing.LOST) else judged.file
             self._check_there(judged)
             self._looked_at = seen
         return self._file

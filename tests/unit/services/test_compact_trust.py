@@ -87,6 +87,30 @@ def test_a_gap_that_begins_during_a_turn(tmp_path, monkeypatch):
         assert found_in(store) == {}
 
 
+def test_a_gap_between_the_look_and_the_turn(tmp_path, monkeypatch):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"old", keys=["k"])
+        store.flush()
+        store.compact()
+        store.put(TOPIC, b"newer", keys=["k"])
+        fill_log(store)
+        store.dispatch()
+        compactor = store._attached().compactor
+        settle = compactor._settle
+
+        def before_a_clean():
+            judged = settle()
+            monkeypatch.undo()
+            store.configure(compacted_topics="")
+            assert store.clean().segments
+            store.configure(compacted_topics=TOPIC)
+            return judged
+
+        monkeypatch.setattr(compactor, "_settle", before_a_clean)
+        store.compact()
+        assert store.latest(TOPIC, "k") is None
+
+
 def test_a_gap_on_a_full_disk_needs_no_copy(tmp_path, monkeypatch):
     def full(*_):
         raise cystore.StoreFullError("full")
@@ -225,6 +249,7 @@ def test_values_of_a_lost_log_do_not_come_back_with_a_new_one(tmp_path):
         assert store.stats()["compacted_up_to"] == LOG_BYTES
     shutil.rmtree(tmp_path / "commitlog")
     with open_small(tmp_path) as store:
+        assert store.latest(TOPIC, "k") is None
         store.configure(compacted_topics="")
         store.put(TOPIC, b"of the new log", keys=["k"])
         fill_log(store, 2 * LOG_BYTES)
