@@ -112,6 +112,13 @@ def extend(path: Path, length: int) -> None:
             sync(fd, path)
 
 
+def end_at(fd: int, length: int, path: Path) -> None:
+    """Ends an open file at `length`, and gives back the space that it has behind that. No process may have mapped the
+    rest."""
+    with translated(path):
+        os.ftruncate(fd, length)
+
+
 def shorten(path: Path, length: int) -> None:
     """Shortens a file that is too long to `length` bytes, durably. No process may have mapped the rest."""
     with opened(path, os.O_RDWR) as fd, translated(path):

@@ -15,6 +15,7 @@ from cystore._native.system.failpoint import failpoint
 from cystore.errors import StoreIOError
 from cystore.system.files import make_directory, opened, rename_no_replace, sync, sync_directory, temporary
 from cystore.system.os_errors import translated
+from cystore.system.ranges.file_ranges import end_at
 
 
 class NewFile:
@@ -52,8 +53,7 @@ def new_file(root: Path, path: Path, begin: int = 0, *, reserve: Path | None = N
         file = NewFile(fd, path, begin)
         yield file
         if draft == reserve:
-            with translated(draft):
-                os.ftruncate(fd, file.length)
+            end_at(fd, file.length, path)
         failpoint("new_file.written")
         sync(fd, path, named=False)
         failpoint("new_file.synced")
