@@ -118,6 +118,8 @@ class Cleaner:
         """Cleans in the hours of delete_when, or when the disk fills up; switches writing off on a full disk."""
         used = self._space.watch()
         self._attempt("begin a new segment", self._roller.run_once)
+        if self._compactor.is_lost():
+            self._attempt("compact", self._compactor.run_once)
         forced, due = self._is_time(used)
         until_s = monotonic_s() + TURN_S
         segments = 0
@@ -141,8 +143,14 @@ class Cleaner:
 
     def is_due(self) -> bool:
         """Whether `run_once` has work that should not wait for minutes: the disk filled up or has space again, a
-        segment ends by time, an unneeded segment expired, or queues and index do not follow the log yet."""
-        if self._space.has_changed() or self._follower.behind or self._roller.is_due():
+        segment ends by time, an unneeded segment expired, the compacted file is missing, or queues and index do not
+        follow the log yet."""
+        if (
+            self._space.has_changed()
+            or self._follower.behind
+            or self._roller.is_due()
+            or self._compactor.is_lost()
+        ):
             return True
         forced, due = self._is_time(self._space.used_percent())
         if not due:

@@ -140,10 +140,16 @@ class Compactor:
 
     def is_due(self) -> bool:
         """Whether a turn is worth its cost: the uncovered part is at least a segment, and at least as long as the part
-        that would be copied again."""
+        that would be copied again. Or the file is missing, so that `latest` raises errors."""
+        if self.is_lost():
+            return True
         waiting = self.uncovered_bytes()
         found = self.in_force.newest() if waiting else None
         return waiting > 0 and (found is None or waiting >= found.file.length)
+
+    def is_lost(self) -> bool:
+        """Whether the file that must be there is missing."""
+        return bool(self.topics) and self.in_force.missing() is not None
 
     # ------------------------------------------------------------------------------------ deleted topics
 

@@ -168,6 +168,24 @@ def test_a_missing_file_is_told_by_all(tmp_path, caplog):
     assert damage_of(tmp_path) == []
 
 
+@pytest.mark.parametrize("turn", ["compact_due", "clean_due"])
+def test_a_service_begins_anew_at_once(tmp_path, turn):
+    """Else a key that nobody has put yet would be an error until a segment is full."""
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"1", keys=["k"])
+        clean_away(store)
+        store.compact()
+        (number,) = numbers(tmp_path)
+        shutil.rmtree(tmp_path / "compacted")
+        with pytest.raises(cystore.CorruptRecordError, match="missing"):
+            store.latest(TOPIC, "new")
+        assert store._attached().cleaner.is_due()
+        getattr(store, turn)()
+        assert numbers(tmp_path) == [number + 1]
+        assert store.latest(TOPIC, "new") is None
+        assert store.stats()["compacted_damaged"] == 1
+
+
 def test_nothing_is_lost_with_the_file_while_the_log_has_all(tmp_path):
     with open_small(tmp_path, **EXPIRED) as store:
         store.put(TOPIC, b"1", keys=["k"])
