@@ -28,9 +28,9 @@ from cystore._native.memory.queue_table cimport control_find_queue, control_slot
 from cystore._native.record.property_read cimport (
     derive_begin, derive_next_key, derived, light_next, light_of, light_place, light_queues
 )
-from cystore._native.record.record_read cimport record_at, same_text, walk_begin
+from cystore._native.record.record_read cimport record_at, walk_begin
 from cystore._native.record.record_view cimport (
-    RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, record_view
+    RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, record_view, same_text
 )
 
 cdef extern from "failpoints.h" nogil:

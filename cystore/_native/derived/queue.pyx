@@ -26,7 +26,7 @@ from cystore._native.record.message cimport Message, found_message, stored_messa
 from cystore._native.record.property_read cimport light_offset, property_find, property_view
 from cystore._native.record.record cimport java_hash
 from cystore._native.record.record_read cimport record_at, record_intact
-from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view
+from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view, same_text
 from cystore._native.record.window cimport (
     LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, log_window, record_expired, window_bytes
 )
@@ -138,7 +138,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
             return SELECT_DAMAGED
         if v.total_size != size or not ((v.queue_id == s.queue_id and v.queue_offset == s.first + s.at
                                          and v.topic_len == s.topic_len
-                                         and memcmp(v.topic, s.topic, s.topic_len) == 0)
+                                         and same_text(v.topic, s.topic, s.topic_len))
                                         or _in_light_queue(s, &v)):
             s.status = SELECT_OTHER_RECORD
             return SELECT_DAMAGED

@@ -17,6 +17,7 @@ import unicodedata
 
 from cystore._native.record.message cimport Message
 from cystore._native.record.property_read cimport property_next, property_view
+from cystore._native.record.record_view cimport same_text
 
 cdef enum:
     STACK = 256             # values at once; the compiler of expressions stays below
@@ -228,7 +229,7 @@ cdef bint _order(const value* left, const value* right, int* order) except -1 no
     order[0] = -1
     if left.type == IS_TEXT:
         if right.type == IS_TEXT:
-            if left.text_len == right.text_len and memcmp(left.text, right.text, left.text_len) == 0:
+            if left.text_len == right.text_len and same_text(left.text, right.text, left.text_len):
                 order[0] = 0
         elif right.type == IS_BOOLEAN:
             order[0] = _order_whole(_is_true_text(left), right.whole)
@@ -407,8 +408,9 @@ cdef bint _run(const filter_program* program, const filter_text* found) except -
     return top.type == IS_BOOLEAN and top.whole != 0
 
 
-cdef bint _matches(const filter_program* program, const uint8_t* properties, int length) except -1 nogil:
-    cdef filter_text[NAMES_MAX] found
+cdef void _find(const filter_program* program, const uint8_t* properties, int length,
+                filter_text* found) noexcept nogil:
+    """The values of the program's properties; a text of NULL where the record has none."""
     cdef property_view pair
     cdef const uint8_t* at = properties
     cdef const uint8_t* end = properties + length
@@ -419,27 +421,35 @@ cdef bint _matches(const filter_program* program, const uint8_t* properties, int
     while property_next(&at, end, &pair):
         for i in range(program.names_count):
             if program.names[i].length == pair.name_len \
-                    and memcmp(program.names[i].text, pair.name, pair.name_len) == 0:
+                    and same_text(program.names[i].text, pair.name, pair.name_len):
                 found[i].text = pair.value  # the last of a name wins
                 found[i].length = pair.value_len
                 break
-    return _run(program, &found[0])
+
+
+cdef bint _is_ascii(const filter_text* found, int count) noexcept nogil:
+    cdef uint8_t bits = 0
+    cdef int i, at
+    for i in range(count):
+        for at in range(found[i].length):
+            bits |= found[i].text[at]
+    return bits < 0x80
 
 
 cdef bint _matches_text(const filter_program* program, const uint8_t* properties, int length) except -1 with gil:
-    """For properties that are more than ASCII: bytes that are no UTF-8 are compared as U+FFFD, as Java reads them."""
+    """For values that are more than ASCII: bytes that are no UTF-8 are compared as U+FFFD, as Java reads them."""
+    cdef filter_text[NAMES_MAX] found
     cdef bytes read = (<const char*>properties)[:length].decode("utf-8", "replace").encode()
-    return _matches(program, <const uint8_t*>PyBytes_AS_STRING(read), <int>PyBytes_GET_SIZE(read))
+    _find(program, <const uint8_t*>PyBytes_AS_STRING(read), <int>PyBytes_GET_SIZE(read), &found[0])
+    return _run(program, &found[0])
 
 
 cdef bint filter_matches(const filter_program* program, const uint8_t* properties, int length) except -1 nogil:
-    cdef uint8_t bits = 0
-    cdef int i
-    for i in range(length):
-        bits |= properties[i]
-    if bits & 0x80:
+    cdef filter_text[NAMES_MAX] found
+    _find(program, properties, length, &found[0])
+    if not _is_ascii(&found[0], program.names_count):
         return _matches_text(program, properties, length)
-    return _matches(program, properties, length)
+    return _run(program, &found[0])
 
 
 # ---------------------------------------------------------------------------------------------------------- for Python

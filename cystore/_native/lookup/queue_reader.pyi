@@ -25,6 +25,7 @@ class QueueReader:
         new_window: Callable[[], LogWindow],
         general: Callable[..., GetResult],
         general_read: Callable[..., Message],
+        filter_class: type,
         tail: TailTable | None = None,
     ) -> None: ...
     def forget_files(self) -> None: ...

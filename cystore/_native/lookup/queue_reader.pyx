@@ -3,8 +3,8 @@ It helps with dispatch where that is behind, selects the messages and verifies t
 
 A handle for reading only does not dispatch: it takes the entries that are missing from its table of the log's tail.
 
-What needs more than that is for the general way (reader.py): a filter, another dispatcher at work, a queue that was
-cleaned, damage. No answer but FOUND and MESSAGE_WAS_REMOVING is made here.
+What needs more than that is for the general way (reader.py): tags, a callable, another dispatcher at work, a queue that
+was cleaned, damage. No answer but FOUND, NO_MATCHED_MESSAGE and MESSAGE_WAS_REMOVING is made here.
 """
 
 cimport cython
@@ -24,6 +24,7 @@ from cystore._native.derived.queue cimport (
     ANSWER_NONE, BatchLimits, SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, chosen_record, queue_select,
     selected_messages, selected_records, selection, selection_behind, selection_room
 )
+from cystore._native.filters.program cimport FilterProgram
 from cystore._native.layout cimport QUEUE_ENTRY_BYTES, TOPIC_BYTES_MAX, control_block, queue_entry
 from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, load_u32
 from cystore._native.memory.control cimport Control
@@ -86,6 +87,11 @@ cdef struct get_call:
     int64_t log_minimum
 
 
+cdef inline int64_t _examined(const get_call* c) noexcept nogil:
+    """How many entries the call looks at, if each of them stands for a message."""
+    return c.select.limits.max_count if c.select.program == NULL else max(FILTERED_ENTRIES, c.select.limits.max_count)
+
+
 cdef int _get(get_call* c, log_window* window) except -1 nogil:
     """Makes the turn, then selects. What is published is read in this order: entries below `dispatched` point below
     `wrote`."""
@@ -100,7 +106,7 @@ cdef int _get(get_call* c, log_window* window) except -1 nogil:
         return NOT_HERE
     if c.offset >= c.dispatched:
         return IN_TAIL if c.has_tail and c.offset < c.following else NOT_HERE
-    if c.offset > c.dispatched - c.select.limits.max_count and load_i64(&c.block.dispatched) < c.wrote:
+    if c.offset > c.dispatched - _examined(c) and load_i64(&c.block.dispatched) < c.wrote:
         return NOT_HERE
     return _select(c, window)
 
@@ -130,6 +136,7 @@ cdef int _read(log_window* window, int64_t offset) noexcept nogil:
 cdef class QueueReader:
     """`get` and `read` of one attached store, for handles that follow live processes. Safe for threads.
 
+    `filter_class` has a FilterProgram as its attribute `program`.
     `file_of(slot, queue_offset)` gives a consume queue's mapped file, or None; `new_window()` makes a window,
     `windows` holds spare ones. `general` and `general_read` answer all other calls, and those after a fork or `close`
     detached this object.
@@ -139,6 +146,7 @@ cdef class QueueReader:
     cdef DispatchKernel dispatcher
     cdef BatchLimits limits
     cdef object file_of, new_window, general, general_read
+    cdef type filter_class
     cdef TailTable tail             # None where this process may dispatch
     cdef list windows
     cdef list files                 # of `places`: holding them keeps the addresses valid
@@ -150,8 +158,9 @@ cdef class QueueReader:
 
     def __init__(self, Control control not None, DispatchKernel dispatcher not None, BatchLimits limits not None,
                  list windows not None, ReadCounts counts not None, file_of, new_window, general, general_read,
-                 TailTable tail=None):
+                 type filter_class not None, TailTable tail=None):
         self.tail = tail
+        self.filter_class = filter_class
         self.counts = counts
         self.control, self.dispatcher, self.limits, self.windows = control, dispatcher, limits, windows
         self.file_of, self.new_window, self.general, self.general_read = file_of, new_window, general, general_read
@@ -220,7 +229,7 @@ cdef class QueueReader:
         return status
 
     cdef GetResult get(self, const uint8_t* topic, int topic_len, int32_t queue_id, int64_t offset, int32_t max_count,
-                       bint raw):
+                       FilterProgram program, bint raw):
         """The answer, or None when the general way has to give it."""
         cdef control_block* block = self.control.block
         cdef get_call c
@@ -254,9 +263,9 @@ cdef class QueueReader:
         c.select.topic = topic
         c.select.topic_len = topic_len
         c.select.queue_id = queue_id
-        c.select.codes_are_hashes = True  # of no matter: nothing is filtered
+        c.select.codes_are_hashes = True  # of no matter: there are no tags
         c.select.filter.count = 0
-        c.select.program = NULL
+        c.select.program = NULL if program is None else &program.c
         c.select.asks = False
         c.select.answer = ANSWER_NONE
         c.select.limits = self.limits.c
@@ -354,12 +363,13 @@ cdef enum:
     GET_TAGS
     GET_GROUP
     GET_RAW
+    GET_FILTER
     GET_KEYWORDS
     GET_POSITIONAL = 3
 
-cdef tuple _keywords = tuple([sys.intern(name) for name in ("max_count", "tags", "group", "raw")])
+cdef tuple _keywords = tuple([sys.intern(name) for name in ("max_count", "tags", "group", "raw", "filter")])
 cdef PyObject* _known = <PyObject*>_keywords  # without a reference for each call
-cdef tuple _defaults = (32, None, None, False)
+cdef tuple _defaults = (32, None, None, False, None)
 cdef known_callers _callers
 
 
@@ -377,6 +387,7 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
     cdef PyObject* values[GET_KEYWORDS]
     cdef int64_t queue_id, offset, max_count
     cdef PyObject* topic
+    cdef FilterProgram program = None
     cdef GetResult result
     cdef int named = KEYWORDS_UNKNOWN
     if positional == GET_POSITIONAL or positional == GET_POSITIONAL + 1:
@@ -387,9 +398,12 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
     if positional > GET_POSITIONAL:
         values[GET_MAX_COUNT] = given[GET_POSITIONAL]
     topic = given[0]
+    if type(<object>values[GET_FILTER]) is self.filter_class:
+        program = (<object>values[GET_FILTER]).program
     if (
-        values[GET_TAGS] == <PyObject*>None and values[GET_GROUP] == <PyObject*>None and (values[GET_RAW] == Py_False \
-            or values[GET_RAW] == Py_True)
+        (program is not None or values[GET_FILTER] == <PyObject*>None)
+        and values[GET_TAGS] == <PyObject*>None and values[GET_GROUP] == <PyObject*>None
+        and (values[GET_RAW] == Py_False or values[GET_RAW] == Py_True)
         and PyUnicode_CheckExact(<object>topic) and PyUnicode_IS_COMPACT_ASCII(<object>topic)
         and PyUnicode_GET_LENGTH(<object>topic) <= <Py_ssize_t>TOPIC_BYTES_MAX
         and _whole(given[1], INT32_MAX, &queue_id) and _whole(given[2], 1 << 58, &offset)
@@ -397,7 +411,7 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
     ):
         result = self.get(<const uint8_t*>PyUnicode_DATA(<object>topic), <int>PyUnicode_GET_LENGTH(<object>topic),
                           <int32_t>queue_id,
-                          offset, <int32_t>max_count, values[GET_RAW] == Py_True)
+                          offset, <int32_t>max_count, program, values[GET_RAW] == Py_True)
         if result is not None:
             return result
     return call_python(self.general, given, positional, names)

@@ -84,13 +84,14 @@ cdef inline bint property_next(const uint8_t** at, const uint8_t* end, property_
     cdef const uint8_t* pair_end
     cdef const uint8_t* split
     while at[0] < end:
-        begin = at[0]
-        pair_end = <const uint8_t*>memchr(begin, PROPERTY_END, end - begin)
+        begin = split = at[0]
+        while split < end and split[0] != PROPERTY_NAME_END and split[0] != PROPERTY_END:  # most names are short
+            split += 1
+        pair_end = <const uint8_t*>memchr(split, PROPERTY_END, end - split)
         if pair_end == NULL:
             pair_end = end
         at[0] = pair_end + 1
-        split = <const uint8_t*>memchr(begin, PROPERTY_NAME_END, pair_end - begin)
-        if split != NULL and split > begin and pair_end - split > 1:
+        if split > begin and pair_end - split > 1:
             found.name = begin
             found.name_len = <int>(split - begin)
             found.value = split + 1

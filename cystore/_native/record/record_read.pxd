@@ -7,7 +7,7 @@ Source of the format: CommitLog.DefaultAppendMessageCallback and CommitLog.check
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
 from cystore._native.layout cimport (
@@ -21,7 +21,7 @@ from cystore._native.layout cimport (
 )
 from cystore._native.record.record_view cimport (
     RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_MAGIC, RECORD_BAD_POSITION, RECORD_BAD_TOPIC, RECORD_BLANK,
-    RECORD_OK, RECORD_SHORT, RECORD_ZERO, record_view
+    RECORD_OK, RECORD_SHORT, RECORD_ZERO, record_view, same_text
 )
 
 cdef extern from "topic_bytes.h" nogil:
@@ -43,18 +43,6 @@ cdef inline bint topic_valid(const uint8_t* topic, Py_ssize_t length) noexcept n
     for i in range(length):
         valid &= topic_bytes[topic[i]]
     return valid
-
-
-cdef inline bint same_text(const uint8_t* a, const uint8_t* b, int length) noexcept nogil:
-    """memcmp, without its call for most topics. False, perhaps, for short ones."""
-    cdef uint64_t first, last, wanted_first, wanted_last
-    if not 8 <= length <= 16:
-        return length > 16 and memcmp(a, b, length) == 0
-    memcpy(&first, a, 8)
-    memcpy(&last, a + length - 8, 8)
-    memcpy(&wanted_first, b, 8)
-    memcpy(&wanted_last, b + length - 8, 8)
-    return first == wanted_first and last == wanted_last
 
 
 cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) noexcept nogil:

@@ -42,6 +42,7 @@ from cystore.errors import (
     OffsetError,
 )
 from cystore.filters.given_filter import Filter
+from cystore.filters.sql import SqlFilter
 from cystore.results import GetStatus
 
 log = logging.getLogger("cystore")
@@ -410,6 +411,7 @@ class Reader:
             self._commit_log.window,
             general,
             general_read,
+            SqlFilter,
             self._tail.table,
         )
         self._queue_reader.cleaned_below = self._forgotten_below

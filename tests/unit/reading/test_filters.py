@@ -289,17 +289,53 @@ def test_too_little_memory_for_the_properties_reaches_the_caller():
     code = (
         "import os, resource\n"
         "from cystore._native.filters.program import STEP_KINDS, FilterProgram\n"
-        "true = FilterProgram([], [(STEP_KINDS['true'], 0, 0, None)])\n"
+        "kinds = ('property', None), ('text', b'other'), ('=', None)\n"
+        "never = FilterProgram([b'a'], [(STEP_KINDS[kind], 0, 0, text) for kind, text in kinds])\n"
         "properties = b'a\\x01' + bytes([255]) * (1 << 26)\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "limits = pages * os.sysconf('SC_PAGE_SIZE') + (1 << 25), resource.getrlimit(resource.RLIMIT_AS)[1]\n"
         "resource.setrlimit(resource.RLIMIT_AS, limits)\n"
         "try:\n"
-        "    print(true.matches(properties))\n"
+        "    print(never.matches(properties))\n"
         "except MemoryError:\n"
-        "    print('MemoryError', true.matches(properties[:99]))"
+        "    print('MemoryError', never.matches(properties[:99]))"
     )
-    assert new_process(code) == "MemoryError True\n"
+    assert new_process(code) == "MemoryError False\n"
+
+
+def test_a_compiled_filter_is_answered_without_python(store, monkeypatch):
+    wanted, expected = SqlFilter("a BETWEEN 3 AND 900 AND b = 'y'"), [n for n in range(3, 901) if n % 3 == 1]
+    store.dispatch()
+    get = store.get
+    get("T", 0, 0, 1)  # the files are at hand from now on
+
+    def refuse(self, *arguments, **named):
+        raise AssertionError("the general way was asked")
+
+    monkeypatch.setattr(cystore.MessageStore, "get", refuse)
+    found, offset = [], 0
+    while offset < 900:
+        got = get("T", 0, offset, 7, filter=wanted)
+        found += [message.queue_offset for message in got.messages]
+        offset = got.next_offset
+    assert found == expected
+    nothing = get("T", 0, 10, 7, filter=SqlFilter("a = 9"))
+    assert (nothing.status, nothing.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10 + FILTERED_ENTRIES)
+
+
+@pytest.mark.parametrize("length", range(1, 20))
+def test_names_and_texts_are_compared_to_their_last_byte(length):
+    text = "abcdefghijklmnopqrst"[:length]
+    others = [f"{text[:at]}Z{text[at + 1 :]}" for at in range(length)] + [text[:-1], text + "z"]
+    by_name, by_text = SqlFilter(f"{text} = 'x'"), SqlFilter(f"p = q OR p = '{text}'")
+    assert (
+        by_name.matches({text: "x"})
+        and by_text.matches({"p": text})
+        and by_text.matches({"p": "o", "q": "o"})
+    )
+    for other in filter(None, others):
+        assert not by_name.matches({other: "x"}), other
+        assert not by_text.matches({"p": other, "q": text}), other
 
 
 def test_without_lark_all_but_sql_filters_works(tmp_path):
