@@ -213,7 +213,7 @@ class Scrubber:
     def _mend(self, found: list[Damage], check: Comparison | None) -> tuple[int, list[Damage]]:
         """Rewrites wrong entries; returns their number, and the damage that is left."""
         wrong = check.wrong_entries if check is not None else []
-        if not wrong or len(wrong) > MENDED_AT_ONCE or self._config.enable_consume_queue_ext:
+        if not wrong or len(wrong) > MENDED_AT_ONCE:
             return 0, found
         try:
             with self._control.held("dispatch", timeout_ms=LOCK_WAIT_MS):
@@ -236,8 +236,9 @@ class Scrubber:
         return len(mended), [each for each in found if each not in gone]
 
     def _write(self, wrong: WrongEntry) -> MappedFile | None:
-        """Rewrites an entry from its record, under the dispatch lock; returns the entry's file, None if it does not
-        change."""
+        """Rewrites an entry, or its extended unit, from its record, under the dispatch lock; returns the file that
+        changed, None if nothing changed. An entry whose unit is not whole gets the tags code itself: RocketMQ writes
+        such entries when it cannot write a unit."""
         queue = self._queues.find(wrong.topic, wrong.queue_id)
         if (
             queue is None
@@ -259,9 +260,15 @@ class Scrubber:
             *light,
         ]:
             return None
-        tags = find_property(found["properties"], b"TAGS") or b""
-        entry = QUEUE_ENTRY.pack(wrong.physical_offset, wrong.size_bytes, kernel.hash_code(tags))
-        file.write(wrong.queue_offset * ENTRY_BYTES - file.base, entry)
+        tags_code = kernel.hash_code(find_property(found["properties"], b"TAGS") or b"")
+        if queue.ext is not None:
+            entry = queue.entry(wrong.queue_offset)
+            if entry is not None and entry[:2] == (wrong.physical_offset, wrong.size_bytes):
+                mended = queue.ext.mend(entry.tags_code, tags_code, found["store_timestamp"])
+                if mended is not None:
+                    return mended
+        rewritten = QUEUE_ENTRY.pack(wrong.physical_offset, wrong.size_bytes, tags_code)
+        file.write(wrong.queue_offset * ENTRY_BYTES - file.base, rewritten)
         return file
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from cystore._native.derived.queue_ext import is_address
 from cystore._native.scan import log_walk
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.engine.manifest.manifest import read_damaged_ranges, read_removed
@@ -14,7 +15,8 @@ from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key, LogVisitor
-from cystore.recovery.walk.queue_reader import QueueReader
+from cystore.recovery.walk.queue_reader import Entry, QueueReader
+from cystore.recovery.walk.unit_reader import UnitReader
 from cystore.verify.bounds import Bounds
 from cystore.verify.index_comparison import IndexEntries
 from cystore.verify.queue_comparison import QueueEntries, QueueSpan
@@ -36,7 +38,8 @@ class Comparison(LogVisitor):
 
     `find_queue` opens the files of a queue. Without `follow` it verifies the records alone: queues and index may still
     lack them. With `each_entry` wrong entries are listed in `wrong_entries`, one damage for each; an entry that is all
-    zero is then wrong too. `jumps`: some queue offset was not the next one, whether that counts as damage or not.
+    zero, or whose extended unit is damaged, is then wrong too. `jumps`: some queue offset was not the next one, whether
+    that counts as damage or not.
     """
 
     def __init__(
@@ -50,11 +53,12 @@ class Comparison(LogVisitor):
         each_entry: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        scanner = log_walk.LogWalker(compare_tags=True, follow_queues=follow)
+        scanner = log_walk.LogWalker(compare_tags=True, follow_queues=follow, stop_at_units=each_entry)
         scanner.limit = bounds.end
         scanner.move(bounds.begin, reader.base_of(bounds.begin) + reader.file_bytes)
         super().__init__(reader, scanner, progress=progress)
         self._root, self._bounds, self._find_queue, self._each_entry = root, bounds, find_queue, each_entry
+        self._units = UnitReader(root)
         self._known_damage = read_damaged_ranges(root)
         self.queues = QueueEntries(root, bounds, read_removed(root), [])
         self.index = IndexEntries(root, reader, scanner, bounds)
@@ -168,7 +172,9 @@ class Comparison(LogVisitor):
         scanner, number = self.scanner, self.scanner.wanted
         reader = self._readers[scanner.slot]
         if self._each_entry:
-            self._found.append(self._listed(reader, number))
+            reason = self._wrong_by(reader.entry(number), (reader.topic, reader.queue_id))
+            if reason:
+                self._found.append(self._listed(reader, number, reason))
         elif not any(reader.read(number, 1)) and not self._bounds.complete:
             scanner.limit_entries(scanner.slot, number)  # not dispatched before the crash
             return None
@@ -177,15 +183,21 @@ class Comparison(LogVisitor):
         scanner.accept_entry()
         return None
 
-    def _listed(self, reader: QueueReader, number: int) -> Damage:
+    def _wrong_by(self, entry: Entry, key: Key) -> str:
+        """Says what is wrong with the entry of the record; empty if its extended unit is the record's."""
+        scanner = self.scanner
+        _, _, _, size, store_timestamp_ms, *_ = scanner.record()
+        if (entry.physical_offset, entry.size) != (scanner.position, size) or not is_address(entry.tags_code):
+            return "not the entry of the record"
+        return self._units.problem(key, entry.tags_code, scanner.tags_code, store_timestamp_ms)
+
+    def _listed(self, reader: QueueReader, number: int, reason: str) -> Damage:
         """Lists a wrong entry, which the caller may rewrite from its record."""
         topic, queue_id, queue_offset, size, *_ = self.scanner.record()
         position = number * ENTRY_BYTES
         base = position - position % reader.file_bytes
         begin = position - base
-        damage = Damage(
-            "consume_queue", reader.path(base), begin, begin + ENTRY_BYTES, "not the entry of the record"
-        )
+        damage = Damage("consume_queue", reader.path(base), begin, begin + ENTRY_BYTES, reason)
         place = self.scanner.position
         self.wrong_entries.append(
             WrongEntry(topic.decode("ascii"), queue_id, queue_offset, place, size, damage)

@@ -21,7 +21,7 @@ from cystore._native.scan.log_walk_record cimport (
     WALK_OTHER_ENTRY, WALK_OTHER_KEY, WALK_OUT_OF_SEQUENCE, walk_follow, walk_follow_keys, walk_item, walk_queue,
     walk_state
 )
-from cystore._native.record.property_read cimport light_place
+from cystore._native.record.property_read cimport derive_begin, derived, light_place
 from cystore._native.record.record_read cimport walk_begin
 from cystore._native.record.record_view cimport record_view
 
@@ -110,7 +110,8 @@ OTHER_KEY = WALK_OTHER_KEY
 cdef class LogWalker:
     """One walk over the log. Set `position`, `limit` and `file_end`, call `run` with the bytes of that file, judge
     what it stops at, go on. With `compare_tags` tags codes are compared too (a due time must be one that some table
-    of delay levels makes), and after `compare_keys` the index."""
+    of delay levels makes), and after `compare_keys` the index. With `stop_at_units` each entry with an extended unit is
+    OTHER_ENTRY: the caller reads the unit."""
 
     cdef walk_state s
     cdef list held              # the entries that each queue's pointer leads into
@@ -120,7 +121,8 @@ cdef class LogWalker:
     cdef bytes key_files        # and what `s.keys_files` does
 
     def __cinit__(self, *, bint check_checksum=True, bint follow_queues=True, bint in_time_order=False,
-                  int64_t watermark=0, int64_t physic_timestamp=-1, bint compare_tags=False):
+                  int64_t watermark=0, int64_t physic_timestamp=-1, bint compare_tags=False,
+                  bint stop_at_units=False):
         memset(&self.s, 0, sizeof(walk_state))
         self.held = []
         self.s.check_checksum = check_checksum
@@ -131,6 +133,7 @@ cdef class LogWalker:
         self.s.part_at = self.s.accepted = self.s.accepted_entry = self.s.accepted_keys = -1
         self.s.last_record = self.s.timed_end = -1
         self.s.compare_tags = compare_tags
+        self.s.stop_at_units = stop_at_units
         self.s.bucket_mask = 63
         self.s.buckets = <uint32_t*>PyMem_Calloc(64, sizeof(uint32_t))
         if self.s.buckets == NULL:
@@ -333,6 +336,15 @@ cdef class LogWalker:
             named.name[:named.name_len], queue_id, named.queue_offset, self.s.v.total_size,
             self.s.v.store_timestamp, self.s.v.magic, self.s.v.sys_flag,
         )
+
+    @property
+    def tags_code(self):
+        """The tags code of that record; None for a delayed one, whose entry holds a due time."""
+        cdef derived found
+        if self.data is None or self.s.v.topic == NULL:
+            raise ValueError("no record was looked at")
+        derive_begin(&self.s.v, NULL, 0, &found)
+        return None if found.delayed else found.tags_code
 
     def add_queue(self, bytes topic not None, int32_t queue_id, int64_t next, int64_t entries_limit, int64_t removed=0):
         """A queue whose next record must have queue offset `next` (-1: any) and which has entries up to

@@ -57,6 +57,7 @@ cdef struct walk_state:
     bint follow_queues          # look at queue offsets and entries; without it the scan only walks
     bint in_time_order          # store timestamps may not go back at or above the watermark
     bint compare_tags           # an entry's tags code must be the record's
+    bint stop_at_units          # the caller looks at the extended unit of each entry that has one
     bint compare_keys           # and the index must hold the record's keys next
     int64_t position
     int64_t limit
@@ -156,7 +157,9 @@ cdef inline bint _is_entry_of(walk_state* s, const uint8_t* entry) noexcept nogi
     if queue_entry_disk_physical_offset(entry) != s.position or queue_entry_disk_size(entry) != s.v.total_size:
         return False
     tags_code = queue_entry_disk_tags_code(entry)
-    if not s.compare_tags or ext_is_address(tags_code):
+    if ext_is_address(tags_code):
+        return not s.stop_at_units
+    if not s.compare_tags:
         return True
     derive_begin(&s.v, NULL, 0, &found)
     if found.delayed:

@@ -21,6 +21,7 @@ from cystore.errors import CorruptRecordError
 
 DIRECTORY = "consumequeue_ext"
 ALLOCATE_BYTES = 64 * 1024
+END_BYTES = 4  # a unit leaves this room for the end mark of its file
 
 
 class ExtUnit(NamedTuple):
@@ -70,6 +71,25 @@ class ConsumeQueueExt:
         if status != "ok":
             raise CorruptRecordError(f"not a valid extended unit: {status}", path=file.path, offset=position)
         return ExtUnit(size_bytes, tags_code, store_timestamp_ms, bitmap)
+
+    def mend(self, address: int, tags_code: int, store_timestamp_ms: int) -> MappedFile | None:
+        """Under the dispatch lock: rewrites a unit in its place; returns its file, None where no whole unit is.
+
+        All bits of its bitmap are set, because the bitmap may be as wrong as the rest: each filter then looks at the
+        message itself.
+        """
+        try:
+            unit = self.get(address)
+        except CorruptRecordError:
+            return None
+        position = queue_ext.position_of(address)
+        file = None if unit is None else self.files.get(self.files.base_of(position))
+        if unit is None or file is None:
+            return None
+        data = bytearray(unit.size_bytes + END_BYTES)
+        queue_ext.put(data, 0, tags_code, store_timestamp_ms, b"\xff" * len(unit.bitmap))
+        file.write(position - file.base, bytes(data[: unit.size_bytes]))
+        return file
 
     def next_position(self, tags_codes_backwards: Iterable[int]) -> int:
         """The place of the next unit: behind that of the newest entry with a unit. The tags codes come newest first.

@@ -4,11 +4,14 @@ stores whose bytes are turned by hand while they are open."""
 from __future__ import annotations
 
 import logging
+import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 import cystore
+from cystore._native.derived import queue_ext
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.services import scrub, scrub_progress
 from tests.support.process import Process
@@ -209,3 +212,83 @@ def test_progress_of_another_log_begins_anew(store):
     progress = scrub_progress.progress_fields(scrub_progress.ScrubProgress(position=1 << 40, began_ms=1))
     store._attached().manifest.set_section(scrub_progress.SECTION, progress)
     assert store.scrub(SLICE).begin == 0
+
+
+EXT = {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext_bytes": 1024}
+
+
+@pytest.fixture
+def extended(tmp_path):
+    """A store with extended queues; each entry holds the address of its unit."""
+    with open_small(tmp_path / "extended", **EXT) as store:
+        for number in range(200):
+            store.put(f"T{number % 2}", b"x" * 60, tags="abc")
+        store.dispatch()
+        assert not damage(round_of(store)) and not sum(each.mended for each in round_of(store))
+        yield store
+
+
+def unit_file(queue, number):
+    """(file, position in it) of the unit of a queue offset."""
+    position = queue_ext.position_of(queue.entry(number).tags_code)
+    return (file := queue.ext.files.get(queue.ext.files.base_of(position))), position - file.base
+
+
+@pytest.mark.parametrize("at", [5, 13])  # a byte of the tags code, of the store timestamp
+def test_a_unit_of_another_record_is_written_again(extended, at):
+    queue = extended._attached().queues.find("T1", 0)
+    before = queue.ext.get(queue.entry(60).tags_code)
+    file, place = unit_file(queue, 60)
+    file.write(place + at, b"\x55")
+    assert queue.ext.get(queue.entry(60).tags_code) != before
+    found = round_of(extended)
+    assert (damage(found), sum(each.mended for each in found)) == ([], 1)
+    assert queue.ext.get(queue.entry(60).tags_code) == before
+    assert not sum(each.mended for each in round_of(extended))
+
+
+def test_the_bitmap_of_a_mended_unit_hides_no_message(extended):
+    """Units with bitmaps are RocketMQ's; every bit of a mended one is set."""
+    queue = extended._attached().queues.find("T0", 0)
+    last = queue.max_offset - 1
+    file, place = unit_file(queue, last)
+    unit = bytearray(32)
+    assert queue_ext.put(unit, 0, 1, 2, b"\x00" * 8) == ("ok", 28)
+    file.write(place, bytes(unit[:28]))
+    assert sum(each.mended for each in round_of(extended)) == 1
+    mended = queue.ext.get(queue.entry(last).tags_code)
+    assert (mended.size_bytes, mended.bitmap) == (28, b"\xff" * 8)
+    assert mended.tags_code == queue.ext.get(queue.entry(last - 1).tags_code).tags_code
+
+
+@pytest.mark.parametrize("gone", ["unit", "file", "folder"])
+def test_an_entry_without_its_unit_gets_the_tags_code_itself(extended, gone):
+    queue = extended._attached().queues.find("T0", 0)
+    address = queue.entry(70).tags_code
+    code = queue.ext.get(address).tags_code
+    file, place = unit_file(queue, 70)
+    if gone == "unit":
+        file.write(place, bytes(20))
+    elif gone == "file":
+        Path(file.path).unlink()
+    else:
+        shutil.rmtree(extended.path / "consumequeue_ext" / "T0")
+    queue.ext.files.close()
+    found = round_of(extended)
+    lost = {"unit": 1, "file": 100 - 1020 // 20, "folder": 100}[gone]
+    assert (damage(found), sum(each.mended for each in found)) == ([], lost)
+    assert queue.entry(70).tags_code == code
+    assert len(extended.get("T0", 0, 70, 1, tags="abc").messages) == 1
+    extended.put("T0", b"next", tags="abc")
+    extended.dispatch()
+    round_of(extended)  # this process may have written the new unit into the file that is gone
+    assert not sum(each.mended for each in round_of(extended))
+
+
+def test_a_wrong_entry_of_an_extended_queue_is_written_again(extended):
+    queue = extended._attached().queues.find("T1", 0)
+    file = queue.file_of(42)
+    file.write(42 * ENTRY_BYTES - file.base, b"\x01" * ENTRY_BYTES)
+    found = round_of(extended)
+    assert (damage(found), sum(each.mended for each in found)) == ([], 1)
+    assert len(extended.get("T1", 0, 42, 1, tags="abc").messages) == 1
