@@ -4,10 +4,12 @@ are copied aside; a full disk or an input/output error ends recovery before the 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from cystore import clock
 from cystore._native.derived import index_chains
+from cystore._native.derived.queue_ext import is_address
 from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.files.consume_queue_ext import DIRECTORY as EXT_QUEUES
@@ -35,7 +37,8 @@ from cystore.recovery.actions import (
     ZeroLog,
 )
 from cystore.recovery.walk.findings import IndexMend, QueueScan
-from cystore.recovery.walk.queue_reader import HOLE_BYTES, TOPIC
+from cystore.recovery.walk.queue_reader import HOLE_BYTES, TOPIC, QueueReader
+from cystore.recovery.walk.unit_reader import UnitReader
 from cystore.system import files
 from cystore.system.ranges import file_ranges
 
@@ -144,6 +147,35 @@ class Apply:
                 )
                 if base < position:
                     break
+        self._cut_units(queue, end)
+
+    def _cut_units(self, queue: QueueScan, end: int) -> None:
+        """Removes the extended units behind that of the last entry before queue offset `end`
+        (ConsumeQueueExt.truncateByMaxAddress). RocketMQ, when it opens the store, steps from unit to unit: remains of
+        longer units between new ones would lead it astray."""
+        key, units = (queue.topic, queue.queue_id), UnitReader(self._root)
+        if not units.bases(key):
+            return
+        limit = units.limit(key, self._addresses(queue, end))
+        for base in reversed(units.bases(key)):
+            path = units.path(key, base)
+            if base >= limit and base != units.bases(key)[0]:
+                files.remove(path)
+                continue
+            with files.opened(path) as fd:
+                length = file_ranges.length_of(fd, path)
+            file_ranges.zero_range(path, min(max(limit - base, 0), length), length)
+            break
+
+    def _addresses(self, queue: QueueScan, end: int) -> Iterator[int]:
+        """The addresses of units in the entries before queue offset `end`, newest first."""
+        reader = QueueReader(
+            queue.topic, queue.queue_id, self._root / QUEUES, queue.file_bytes, tuple(queue.bases)
+        )
+        for number in range(min(end, reader.limit) - 1, reader.first - 1, -1):
+            code = reader.entry(number).tags_code
+            if is_address(code):
+                yield code
 
     def _fill_queue(self, queue: QueueScan, begin: int, end: int) -> None:
         for base in queue.bases:

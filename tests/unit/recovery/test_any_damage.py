@@ -4,9 +4,11 @@ kept stores from opening, and random ones; after each the store is written to, r
 from __future__ import annotations
 
 import shutil
+import struct
 
 import pytest
 
+from cystore._native.derived import queue_ext
 from cystore.cli.program import main
 from tests.fuzz import damage
 from tests.support.small_stores import LOG_BYTES, open_small
@@ -141,3 +143,49 @@ def test_random_damage(first):
 @pytest.mark.parametrize("first", range(100_000, 102_000, 100))
 def test_much_random_damage(first):
     damage.run(first, 100)
+
+
+EXT_BYTES = 512
+EXT = {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext_bytes": EXT_BYTES}
+
+
+def with_longer_units(root, length):
+    """Gives the 30 entries of the queue units with bitmaps, as RocketMQ writes them."""
+    files, position = {}, 0
+    queue = root / "consumequeue/T/0" / f"{0:020d}"
+    data = bytearray(queue.read_bytes())
+    for number in range(30):
+        if position % EXT_BYTES + length + 4 > EXT_BYTES:
+            position += EXT_BYTES - position % EXT_BYTES
+        file = files.setdefault(position - position % EXT_BYTES, bytearray(EXT_BYTES))
+        assert queue_ext.put(file, position % EXT_BYTES, 7, 8, b"\x01" * (length - 20)) == ("ok", length)
+        struct.pack_into(">q", data, 20 * number + 12, queue_ext.address_of(position))
+        position += length
+    queue.write_bytes(data)
+    for base, file in files.items():
+        (root / "consumequeue_ext/T/0" / f"{base:020d}").write_bytes(file)
+
+
+@pytest.mark.parametrize("kept", [1, 9, 25])
+def test_units_behind_the_cut_of_a_queue_are_gone(tmp_path, kept):
+    """RocketMQ reads the units of a queue one behind the other: nothing of a cut entry's unit may follow the new
+    ones."""
+    root, length = tmp_path / "s", 33
+    puts = filled(root, **EXT)
+    with_longer_units(root, length)
+    for file in (root / "commitlog").glob("0*"):
+        begin = max(puts[kept].physical_offset - int(file.name), 0)
+        overwrite(file, begin, bytes(max(LOG_BYTES - begin, 0)))
+    (root / "checkpoint").unlink()
+    shutil.rmtree(root / "config")
+    (root / "abort").touch()
+    with open_small(root, **EXT) as store:
+        assert store.next_queue_offset("T", 0) == kept
+        names = sorted(path.name for path in (root / "consumequeue_ext/T/0").iterdir())
+        fit = (EXT_BYTES - 4) // length  # units of a file
+        assert names == [f"{base:020d}" for base in range(0, max(-(-kept // fit), 1) * EXT_BYTES, EXT_BYTES)]
+        last = (root / "consumequeue_ext/T/0" / names[-1]).read_bytes()
+        assert not last[length * (kept - fit * (len(names) - 1)) :].strip(b"\0")
+        assert store.put("T", b"new", tags="red").queue_offset == kept
+        store.dispatch()
+        assert [m.queue_offset for m in store.get("T", 0, 0, 99, tags="red").messages] == [*range(kept + 1)]
