@@ -1,6 +1,9 @@
 """Decides which part of the index is kept: only the entries below a log position up to which the index is known to be
 synced.
 
+The walk over the log compares the entries on its way (`begin`). They are compared in a second walk only if that one
+stepped over damage, or if fewer entries are kept.
+
 Uncertain entries are dropped and entered again from the log, so the index finds every key that a scan of the log finds.
 """
 
@@ -20,6 +23,7 @@ from cystore.layout import takes_index_entry
 from cystore.recovery.walk.findings import IndexMend, IndexScan
 from cystore.recovery.walk.index_reader import IndexReader, knows_its_shape, list_index
 from cystore.recovery.walk.index_stream import IndexStream
+from cystore.recovery.walk.log_pass import KeysSeen, LogPass, PassResult
 from cystore.recovery.walk.log_reader import LogReader, Walk
 
 # The search for a record with keys examines this many records before it believes the index.
@@ -42,15 +46,23 @@ class IndexCheck:
     ) -> None:
         self._config, self._log, self._checkpoint = config, log, checkpoint
         self._abnormal, self._ours = abnormal, ours
-        self._root = root
         self._slots: dict[Path, bytes] = {}  # the right content of the hash slots, of each examined file
+        self._readers, self._strange = list_index(root, config) if config.message_index_enable else ([], [])
+        self._seen: KeysSeen | None = None
 
-    def run(self, end: int, dispatched: int, start: int, holes: DamagedRanges) -> IndexScan:
-        """`end` of the log, and the position below which every record has its queue entry. From `start` on each kept
-        entry is compared with its record."""
+    def begin(self, walked: LogPass) -> None:
+        """Lets a walk over the log compare the entries on its way."""
+        if self._config.message_index_enable:
+            walked.compare_keys(IndexStream([reader for reader in self._readers if reader.sound]))
+
+    def run(self, walked: PassResult, dispatched: int, holes: DamagedRanges) -> IndexScan:
+        """`dispatched`: the position below which every record has its queue entry. From the start of the walk on each
+        kept entry is compared with its record."""
+        end, start = walked.end, max(walked.start, self._log.begin)
+        self._seen = walked.keys
         if not self._config.message_index_enable:
             return IndexScan(dispatched)
-        readers, strange = list_index(self._root, self._config)
+        readers, strange = self._readers, self._strange
         if not self._log.bases:
             return IndexScan(0, drop=(*(reader.path for reader in readers), *strange))
         if strange and not self._abnormal and all(knows_its_shape(path) for path in strange):
@@ -117,6 +129,20 @@ class IndexCheck:
     ) -> tuple[int, int]:
         """The first record of [start, through) whose keys are not the next ones in the index (`through` if there is
         none), and the first entry that belongs to no record before it."""
+        seen = self._seen
+        if seen is not None and _is_about(seen, rows, start, through, holes):
+            position, number, last_record = seen.position, seen.number, seen.last_record
+        else:
+            position, number, last_record = self._compare_again(rows, start, through, holes)
+        while position == through and number < rows.limit and rows.physical_offset(number) == last_record:
+            number += 1  # RocketMQ may enter the last record of a file twice
+        return position, number
+
+    def _compare_again(
+        self, rows: IndexStream, start: int, through: int, holes: DamagedRanges
+    ) -> tuple[int, int, int]:
+        """A walk of its own: the position and the number of `_first_other_key`, and the last record before the
+        position."""
         log = self._log
         scanner = log_walk.LogWalker(check_checksum=False, follow_queues=False)
         scanner.limit = through
@@ -137,12 +163,9 @@ class IndexCheck:
             else:
                 following = self._behind_hole(scanner.position, holes)
             if following is None:
-                return scanner.position, scanner.keys_at
+                return scanner.position, scanner.keys_at, scanner.last_record
             scanner.step_over(following, log.base_of(following) + log.file_bytes)
-        number = scanner.keys_at
-        while number < rows.limit and rows.physical_offset(number) == scanner.last_record:
-            number += 1  # RocketMQ may enter the last record of a file twice
-        return through, number
+        return through, scanner.keys_at, scanner.last_record
 
     def _behind_hole(self, position: int, holes: DamagedRanges) -> int | None:
         """The log position behind a hole at `position`, or behind a hole at the begin of the next file."""
@@ -218,6 +241,16 @@ class IndexCheck:
             if (inclusive or at > position) and _has_keys(record):
                 return int(at)
         return None
+
+
+def _is_about(seen: KeysSeen, rows: IndexStream, start: int, through: int, holes: DamagedRanges) -> bool:
+    """Whether another walk would see the same. It goes other ways round damage."""
+    return (
+        seen.start == start
+        and seen.position <= through
+        and rows.same_entries(seen.rows)
+        and not holes.within(start, through)
+    )
 
 
 def _has_keys(record: dict) -> bool:

@@ -92,6 +92,7 @@ class _Scan:
         self._checkpoint = read_checkpoint(root)
         self._last = self._last_record()
         self._ours = rules.watermark_is_valid(self._checkpoint, self._last)
+        self._index: IndexCheck | None = None
         self._saved = QueueOffsets()
         self._queues: dict[tuple[str, int], QueueReader] = {}
         self._queue_file_bytes = config.mapped_file_size_consume_queue_bytes
@@ -177,7 +178,16 @@ class _Scan:
     # ------------------------------------------------------------------------------------ the walk
 
     def run(self, *, with_index: bool) -> ScanResult:
-        return self._result(*self._walked(), with_index=with_index)
+        if with_index:
+            self._index = IndexCheck(
+                self._root,
+                self._config,
+                self._reader,
+                self._checkpoint,
+                abnormal=self._abnormal,
+                ours=self._ours,
+            )
+        return self._result(*self._walked())
 
     def log(self) -> LogScan:
         return self._log_of(self._walked()[0])
@@ -203,7 +213,7 @@ class _Scan:
         walk_input = self._walk_input()
         start = self._start()
         while True:
-            walked = LogPass(walk_input, start)
+            walked = self._pass(walk_input, start)
             result = walked.run()
             if result.end < self._claimed:
                 result.lost_end = max(result.lost_end, self._claimed)
@@ -223,11 +233,18 @@ class _Scan:
         examined."""
         if self._from_the_beginning:
             return None
-        walked = LogPass(self._walk_input(), self._start(), follow_queues=False)
+        walked = self._pass(self._walk_input(), self._start(), follow_queues=False)
         result = walked.run()
         if result.damage or result.end != known.end or max(result.lost_end, self._claimed) > known.end:
             return None
         return walked, QueueFindings(known_scans(known), known.end, None, self._given_up)
+
+    def _pass(self, walk_input: WalkInput, start: int, *, follow_queues: bool = True) -> LogPass:
+        """A walk that compares the index on its way, if the index is wanted."""
+        walked = LogPass(walk_input, start, follow_queues=follow_queues)
+        if self._index is not None:
+            self._index.begin(walked)
+        return walked
 
     def _start(self) -> int:
         bases = self._reader.bases
@@ -277,18 +294,11 @@ class _Scan:
         if self._progress is not None:
             self._progress("recover", position - self._reader.begin, self._reader.end - self._reader.begin)
 
-    def _result(self, walked: LogPass, found: QueueFindings, *, with_index: bool) -> ScanResult:
+    def _result(self, walked: LogPass, found: QueueFindings) -> ScanResult:
         result, reader = walked.result, self._reader
         index = IndexScan(found.dispatch_from)
-        if with_index:
-            index = IndexCheck(
-                self._root, self._config, reader, self._checkpoint, abnormal=self._abnormal, ours=self._ours
-            ).run(
-                result.end,
-                found.dispatch_from,
-                max(result.start, reader.begin),
-                self._known_damage.merged(result.damage),
-            )
+        if self._index is not None:
+            index = self._index.run(result, found.dispatch_from, self._known_damage.merged(result.damage))
         return ScanResult(
             log=self._log_of(walked),
             queues=found.queues,

@@ -27,6 +27,11 @@ class IndexStream:
             total += reader.count - 1
         self.limit = total
 
+    def same_entries(self, other: IndexStream) -> bool:
+        """Whether both have the same entries of the same files."""
+        mine, others = self._readers, other._readers
+        return [(r.path, r.count) for r in mine] == [(r.path, r.count) for r in others]
+
     @property
     def files(self) -> list[tuple[int, int]]:
         """Number of the first entry of each file, and the time in ms that its entries' seconds count from."""

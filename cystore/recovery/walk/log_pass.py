@@ -14,6 +14,7 @@ from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.removed_queues import Removed
 from cystore.layout import takes_queue_offset
 from cystore.recovery.walk import rules
+from cystore.recovery.walk.index_stream import ENTRIES_AT_ONCE, IndexStream
 from cystore.recovery.walk.log_reader import LogReader, Walk
 from cystore.recovery.walk.log_visitor import Key as Key
 from cystore.recovery.walk.log_visitor import LogVisitor
@@ -59,6 +60,19 @@ class StoppedRecord:
 
 
 @dataclass
+class KeysSeen:
+    """The comparison of an index with the log. From `start` up to `position` the keys of each record are the next
+    entries of `rows`. `number` is the first entry that belongs to none of these records, `last_record` the place of the
+    last one."""
+
+    rows: IndexStream
+    start: int
+    position: int = -1
+    number: int = -1
+    last_record: int = -1
+
+
+@dataclass
 class PassResult:
     """`earlier` is set when consume queues turned out to lack entries of records before the start: walk again from
     there."""
@@ -73,6 +87,7 @@ class PassResult:
     expected: dict[Key, int] = field(default_factory=dict)
     swallowed: dict[Key, list[tuple[int, int]]] = field(default_factory=dict)
     watermark: int = -1
+    keys: KeysSeen | None = None
 
 
 class LogPass(LogVisitor):
@@ -99,6 +114,13 @@ class LogPass(LogVisitor):
         self._weak: set[int] = set()
         self.result = PassResult(start, slots=self.slots)
 
+    def compare_keys(self, rows: IndexStream) -> None:
+        """The walk compares the entries of the index too, up to the first record that has other keys."""
+        self.result.keys = KeysSeen(rows, self.result.start)
+        self._stops[log_walk.KEYS] = self._load_keys
+        self._stops[log_walk.OTHER_KEY] = self._other_key
+        self.scanner.compare_keys(rows.below(self.result.start), rows.limit, rows.files)
+
     def run(self) -> PassResult:
         result, reason = self.result, None
         while reason is None:
@@ -106,6 +128,7 @@ class LogPass(LogVisitor):
         result.reason = reason
         result.end = self.scanner.position
         result.watermark = self._watermark
+        self._keys_agree_until(result.end)
         return result
 
     def _other_entry(self) -> str | None:
@@ -253,6 +276,26 @@ class LogPass(LogVisitor):
             return entry.written
         found = self._reader.record(entry.physical_offset)
         return found is not None and matches(found, key, number, entry.size)
+
+    # ------------------------------------------------------------------------------------ index
+
+    def _load_keys(self) -> str | None:
+        scanner, keys = self.scanner, self.result.keys
+        if keys is not None:
+            count = scanner.wanted - scanner.keys_at + ENTRIES_AT_ONCE
+            scanner.set_keys(keys.rows.read(scanner.keys_at, count), scanner.keys_at)
+        return None
+
+    def _other_key(self) -> str | None:
+        self._keys_agree_until(self.scanner.position)
+        self.scanner.stop_comparing_keys()
+        return None
+
+    def _keys_agree_until(self, position: int) -> None:
+        keys = self.result.keys
+        if keys is not None and keys.position < 0:
+            keys.position, keys.number = position, self.scanner.keys_at
+            keys.last_record = self.scanner.last_record
 
     # ----------------------------------------------------------------------------------- damage
 

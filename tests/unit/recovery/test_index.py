@@ -9,6 +9,9 @@ from dataclasses import replace
 import pytest
 
 import cystore
+from cystore.recovery.index_check import IndexCheck
+from cystore.recovery.scan import scan
+from cystore.recovery.walk.log_reader import LogReader
 from tests.oracle import index as oracle_index
 from tests.oracle.checkpoint import encode as encode_checkpoint
 from tests.oracle.checkpoint import parse as parse_checkpoint
@@ -230,3 +233,39 @@ def test_entries_that_no_record_stands_behind_are_cut(tmp_path):
     assert_every_key_is_found(store)
     built = stores.index_images(store.records)
     assert [f.read_bytes() for f in index_files(store)] == list(built.values())
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_log_is_read_once_for_queues_and_index(tmp_path, monkeypatch, clean):
+    store = write(tmp_path / "s", make_records(100), durable=-1, clean=clean)
+    set_checkpoint(store, index_synced=store.end)
+    read: list[int] = []
+    whole_files = LogReader.read_files_into
+
+    def counted(reader, base, buffer):
+        count = whole_files(reader, base, buffer)
+        read.extend(range(base, base + count, reader.file_bytes))
+        return count
+
+    monkeypatch.setattr(LogReader, "read_files_into", counted)
+    store.recover(abnormal=not clean)
+    assert read == [int(path.name) for path in sorted((store.path / "commitlog").glob("0*"))]
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("seed", [*range(60), 819])
+def test_walk_over_the_log_finds_in_the_index_what_a_second_walk_finds(tmp_path, rng, monkeypatch, seed):
+    """The same damage, once compared on the way and once by a walk of its own."""
+    store = write(tmp_path / "s", make_records(100), durable=-1, clean=seed % 2 == 0)
+    set_checkpoint(store, index_synced=rng.choice([store.end, store.end, store.records[70].physical_offset]))
+    for path in rng.sample(
+        [*index_files(store), store.file_of(0), store.file_of(store.end - 1)], rng.randrange(3)
+    ):
+        content = bytearray(path.read_bytes())
+        for _ in range(rng.randrange(1, 4)):
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+    config = replace(store.config, check_at_load_bytes=rng.choice([0, 1 << 30]))
+    found = scan(store.path, config, abnormal=seed % 2 == 1)
+    monkeypatch.setattr(IndexCheck, "begin", lambda check, walked: None)
+    assert found == scan(store.path, config, abnormal=seed % 2 == 1)
