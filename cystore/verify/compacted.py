@@ -13,7 +13,7 @@ from cystore._native.record.checksum import crc32c
 from cystore.engine.files.compacted_file import HEADER_BYTES, Header, numbers, parse_header, path_of
 from cystore.engine.manifest.compaction_facts import compaction_of
 from cystore.engine.manifest.manifest import Facts, look
-from cystore.errors import StoreFormatError
+from cystore.errors import StoreFormatError, StoreIOError
 from cystore.layout import TOTAL_SIZE
 from cystore.recovery.walk.findings import Damage
 from cystore.system import files
@@ -28,14 +28,27 @@ def compacted_damage(root: Path) -> Iterator[Damage]:
     missing = missing_file(root)
     if missing is not None:
         yield missing
-    listed = numbers(root)
-    if listed:
-        check = CompactedCheck(root, listed[-1])
+    check = _newest(root)
+    if check is not None:
         try:
             while not check.done:
                 yield from check.step(WINDOW_BYTES)
         finally:
             check.close()
+
+
+def _newest(root: Path) -> CompactedCheck | None:
+    """A check of the file with the highest number; None if there is no file."""
+    listed = numbers(root)
+    while listed:
+        try:
+            return CompactedCheck(root, listed[-1])
+        except StoreIOError as error:
+            now = numbers(root)
+            if not isinstance(error.__cause__, FileNotFoundError) or now == listed:
+                raise
+            listed = now  # it was replaced since it was listed
+    return None
 
 
 def missing_file(root: Path) -> Damage | None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from cystore.config import StoreConfig
 from cystore.engine.manifest.store_settings import effective_at
+from cystore.errors import StoreIOError
 from cystore.recovery.scan import Progress
 from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
-from cystore.recovery.walk.queue_reader import list_queues
+from cystore.recovery.walk.log_visitor import Key
+from cystore.recovery.walk.queue_reader import list_queues, open_queue
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
 from cystore.verify.compacted import compacted_damage
 from cystore.verify.index_comparison import index_file_damage, past_the_end, unreadable_index
+from cystore.verify.queue_comparison import QueueSpan
 from cystore.verify.record_walk import Comparison
+
+TRIES = 20  # of one part of a verification beside processes that remove files
 
 
 def verify(
@@ -27,24 +32,63 @@ def verify(
     *,
     abnormal: bool = False,
     bounds: Bounds | None = None,
+    minimum: Callable[[], int] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Damage]:
     """Every damaged range of the store at `root`, reported holes too.
 
     Without `bounds` no process may have the store open: verification ends where recovery (`abnormal`: after a crash)
     would end the log, and reports the part that recovery would truncate. After a crash entries may be missing, but none
-    may be wrong. Raises StoreFormatError and StoreIOError.
+    may be wrong. With `bounds` other processes may append and clean meanwhile; `minimum()` is the log's present
+    minimum offset. Raises StoreFormatError and StoreIOError.
     """
     config = effective_at(config, root)
+    if bounds is not None:
+        begin = bounds.begin
+        yield from _verify_beside(root, config, bounds, minimum or (lambda: begin), progress)
+        yield from compacted_damage(root)
+        return
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
     try:
-        if bounds is None:
-            yield from _verify_at_rest(root, config, reader, progress, abnormal=abnormal)
-        elif reader.bases:
-            yield from _Verifier(root, config, reader, bounds, progress).run()
+        yield from _verify_at_rest(root, config, reader, progress, abnormal=abnormal)
         yield from compacted_damage(root)
     finally:
         reader.close()
+
+
+def _verify_beside(
+    root: Path, config: StoreConfig, bounds: Bounds, minimum: Callable[[], int], progress: Progress | None
+) -> Iterator[Damage]:
+    """Verifies beside other processes. The files that they remove meanwhile are no damage: if one is missing, the
+    verification begins again with the files that are left."""
+    reported: set[Damage] = set()
+    for tries_left in reversed(range(TRIES)):
+        reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
+        try:
+            if reader.bases:
+                for damage in _Verifier(root, config, reader, bounds, progress).run():
+                    if damage not in reported and not _was_removed(damage, minimum()):
+                        reported.add(damage)
+                        yield damage
+            return
+        except StoreIOError as error:
+            if not tries_left or not _names_no_file(error):
+                raise
+        finally:
+            reader.close()
+        bounds = replace(bounds, begin=max(bounds.begin, minimum()))
+
+
+def _names_no_file(error: StoreIOError) -> bool:
+    """Whether a file was removed since it was listed."""
+    return isinstance(error.__cause__, FileNotFoundError)
+
+
+def _was_removed(damage: Damage, minimum: int) -> bool:
+    """Whether the damage is about records, or a file, that expired meanwhile."""
+    if damage.kind == "record":
+        return damage.end <= minimum
+    return not damage.path.exists()
 
 
 def _verify_at_rest(
@@ -116,7 +160,20 @@ class _Verifier:
         """Entries without a record in the log, and records without entries."""
         spans = self._comparison.spans()
         for key in sorted({*self._queues, *spans}):
-            yield from self._comparison.queues.end(key, self._queues.get(key), spans.get(key))
+            yield from self._queue_end(key, spans.get(key))
+
+    def _queue_end(self, key: Key, span: QueueSpan | None) -> list[Damage]:
+        """Those of one queue. Beside other processes the cleaner may have removed its first files since it was
+        listed."""
+        reader = self._queues.get(key)
+        for tries_left in reversed(range(TRIES)):
+            try:
+                return list(self._comparison.queues.end(key, reader, span))
+            except StoreIOError as error:
+                if self._bounds.complete or not tries_left or not _names_no_file(error):
+                    raise
+                reader = open_queue(self._root, *key, self._config.mapped_file_size_consume_queue_bytes)
+        return []
 
     def _index_files(self) -> Iterator[Damage]:
         readers, unreadable = list_readable_index(self._root, self._config)

@@ -26,7 +26,13 @@ def _damage(args: argparse.Namespace, config: StoreConfig, state: facts.State) -
             control = parts.control
             dispatched = control.dispatched
             bounds = Bounds(control.min_physical_offset, control.wrote, dispatched, complete=False)
-            yield from verify(args.path, parts.config, bounds=bounds, progress=report)
+            yield from verify(
+                args.path,
+                parts.config,
+                bounds=bounds,
+                minimum=lambda: control.min_physical_offset,
+                progress=report,
+            )
 
 
 def _write(found: Damage, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ import cystore
 from cystore.config import StoreConfig
 from cystore.recovery.apply import drop_derived
 from cystore.verify import Bounds, verify
+from cystore.verify.record_walk import Comparison
 from tests.golden.conftest import unpack_golden as unpack_golden
 from tests.oracle import queue
 from tests.support.golden.cystore_config import cystore_config
@@ -170,3 +171,35 @@ def test_everything_derived_can_be_dropped_and_comes_back(store):
         assert opened.recovery.dispatch_from == 0
     assert found(store) == []
     assert_queues_follow(store)
+
+
+@pytest.mark.parametrize("moment", ["before the first record", "behind the last record"])
+def test_files_that_are_cleaned_meanwhile_are_no_damage(tmp_path, monkeypatch, moment):
+    """The cleaner removes files of log, queues and index that the verification has listed and not read yet."""
+    sizes = {"mapped_file_size_commit_log_bytes": FILE_BYTES, "mapped_file_size_consume_queue_bytes": 400}
+    settings = {**sizes, "max_hash_slot_num": 10, "max_index_num": 20, "file_reserved_time_h": 0}
+    with cystore.open(tmp_path / "s", services="none", **settings) as store:
+        for number in range(300):
+            store.put("T", b"x" * 100, queue_id=number % 2, keys=(f"k{number}",))
+        store.dispatch()
+        store.flush()
+        store.clean(3)  # now queues begin with entries of expired records
+        facts = store.stats()
+        bounds = Bounds(facts["min_physical_offset"], facts["wrote"], facts["dispatched"], complete=False)
+        cleaned, method = [], "run" if moment == "before the first record" else "spans"
+        original = getattr(Comparison, method)
+
+        def after_a_clean(compared):
+            cleaned.append(store.clean().segments)
+            return original(compared)
+
+        monkeypatch.setattr(Comparison, method, after_a_clean)
+        found = verify(
+            store.path,
+            StoreConfig(**settings),
+            bounds=bounds,
+            minimum=lambda: store.stats()["min_physical_offset"],
+        )
+        assert list(found) == []
+        assert cleaned[0] > 5
+        assert len(cleaned) == 1 or method == "run", "the log is not verified again for a queue's files"
