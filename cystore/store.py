@@ -386,9 +386,11 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         return self._writable().scheduler.deliver(max_messages, timeout_s)
 
     def _writable(self) -> Attachment:
+        """For calls that change the store. Raises StoreMovedError if the path names another directory now."""
         parts = self._attached()
         if parts.appender is None:
             raise StoreNotWritableError("the store is open for reading only", path=self.path)
+        check_place(parts.root)
         return parts
 
     # ----------------------------------------------------------------------------------------------- read

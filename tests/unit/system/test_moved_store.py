@@ -144,3 +144,34 @@ def test_a_query_of_a_deleted_directory_is_told_so(tmp_path):
                 with pytest.raises(cystore.StoreMovedError, match="deleted"):
                     read()
     left(writer)
+
+
+CHANGES = {
+    "clean": lambda store: store.clean(),
+    "clean_due": lambda store: store.clean_due(),
+    "compact_due": lambda store: store.compact_due(),
+    "configure": lambda store: store.configure(file_reserved_time_h=1),
+    "delete_topic": lambda store: store.delete_topic("T"),
+    "deliver": lambda store: store.deliver(),
+    "dispatch": lambda store: store.dispatch(),
+    "groups.commit": lambda store: store.groups.commit("G", "T", 0, 1),
+    "hold": lambda store: store.hold("name", 0),
+    "remove_unused_queues": lambda store: store.remove_unused_queues(),
+    "scrub": lambda store: store.scrub(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_calls_that_change_the_store_are_refused_at_once(tmp_path, change):
+    """Seen: clean() of a moved store logged a traceback for each step and went on."""
+    store = open_small(tmp_path / "s", file_reserved_time_h=0)
+    for _ in range(30):
+        store.put("T", body_for(LOG_BYTES // 4))
+    store.flush()
+    elsewhere = moved(tmp_path / "s")
+    before = sorted(path.name for path in (elsewhere / "commitlog").iterdir())
+    with pytest.raises(cystore.StoreMovedError):
+        CHANGES[change](store)
+    assert sorted(path.name for path in (elsewhere / "commitlog").iterdir()) == before
+    elsewhere.rename(tmp_path / "s")
+    store.close()
