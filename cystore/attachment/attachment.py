@@ -165,12 +165,26 @@ class Attachment:
     def await_turns(self) -> None:
         """Waits a while for other threads of this process that hold a lock: they write files that the lock protects. A
         signal handler that closes the store does not interrupt a service thread in its turn."""
-        control, until_s = self.control, monotonic_s() + TURNS_END_S
-        while not control.closed and control.intact and monotonic_s() < until_s:
-            owners = {control.owner(name) for name in TURN_LOCKS} - {0, os_threads.native_id()}
-            if not any(os_threads.is_ours(owner) for owner in owners):
+        until_s = monotonic_s() + TURNS_END_S
+        while not self.control.closed and self.control.intact and monotonic_s() < until_s:
+            if not self._has_turns():
                 break
             os_threads.pause(0.001)
+
+    def end_turns(self) -> None:
+        """From now on no thread of this process begins a turn. Waits a while for the turns that have begun: when this
+        process gives the store's lock back, another one may be alone in the store."""
+        intact = not self.control.closed and self.control.intact
+        if self.appender is not None:
+            self.appender.detach()
+        self.control.detach()
+        until_s = monotonic_s() + TURNS_END_S
+        while intact and self._has_turns() and monotonic_s() < until_s:
+            os_threads.pause(0.001)
+
+    def _has_turns(self) -> bool:
+        owners = {self.control.turn_owner(name) for name in TURN_LOCKS} - {0, os_threads.native_id()}
+        return any(os_threads.is_ours(owner) for owner in owners)
 
     def forked(self) -> None:
         """`release` for a forked child, whatever locks of Python the parent's other threads held at the fork."""

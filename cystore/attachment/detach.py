@@ -57,6 +57,7 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
                 _repair(attachment)
             failpoint("detach.done")
             attachment.await_turns()  # an interrupted call may have begun another turn
+            attachment.end_turns()
             attachment.forget()
     finally:
         attachment.release()

@@ -117,6 +117,14 @@ cdef class SharedLocks:
         """Thread id that holds a lock, 0 when it is free."""
         return robust_owner(control_lock_at(self.checked(), MUTEX_NAMES.index(name)))
 
+    def turn_owner(self, str name not None):
+        """As `owner`, also after a close: a turn that began before it may not be over. No turn begins after a close: a
+        lock is taken under the GIL, and whoever waited for it without the GIL looks for a close and gives it back."""
+        cdef MappedFile file = self.file
+        if file is None:
+            raise StoreClosedError("the store is closed")
+        return robust_owner(control_lock_at(<control_block*>file.address, MUTEX_NAMES.index(name)))
+
     @property
     def held_by_this_thread(self):
         """Whether this thread holds any lock. True in a signal handler or a finalizer that interrupted the holder."""

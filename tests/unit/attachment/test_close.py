@@ -12,6 +12,7 @@ import pytest
 
 import cystore
 from cystore.attachment import detach, interrupted_close
+from cystore.attachment.attachment import Attachment
 from cystore.derived.files.consume_queue import ConsumeQueue
 from cystore.engine.files.checkpoint import read_checkpoint
 from cystore.engine.files.segments import file_name
@@ -19,6 +20,7 @@ from cystore.engine.log import flush
 from cystore.errors import FlushFailedError, NotDurableError, StoreFullError
 from cystore.services.threads import ServiceThread
 from cystore.system import files
+from cystore.system.store_lock import StoreLocks
 from cystore.system.threads import os_threads
 from tests.support.process import Failed, Process
 from tests.support.small_stores import LOG_BYTES, body_for, open_small
@@ -258,3 +260,51 @@ def test_close_waits_for_a_turn_of_another_thread(tmp_path, monkeypatch, lock):
         go.set()
         thread.join()
         assert seen == [False]
+
+
+@pytest.mark.parametrize("lock", ["clean", "dispatch", "deliver"])
+def test_store_is_not_let_go_under_a_turn_that_began_after_the_last_look(tmp_path, monkeypatch, lock):
+    """An interrupted call has the parts of the store and begins one more turn: until it ends, no other process may be
+    alone in the store."""
+    store = open_small(tmp_path / "s", services="none")
+    store.put("T", b"x")
+    parts, looks = store._parts, []
+    begun, end, waits, closed = (threading.Event() for _ in range(4))
+    await_turns, pause = Attachment.await_turns, os_threads.pause
+
+    def turn():
+        with parts.control.held(lock):
+            begun.set()
+            end.wait()
+
+    def looked(attachment):
+        await_turns(attachment)
+        looks.append(1)
+        if len(looks) == 2:
+            threading.Thread(target=turn, daemon=True).start()
+            begun.wait()
+
+    def paused(seconds):
+        if begun.is_set():
+            waits.set()
+        pause(seconds)
+
+    monkeypatch.setattr(Attachment, "await_turns", looked)
+    monkeypatch.setattr(os_threads, "pause", paused)
+    closing = threading.Thread(target=lambda: (store.close(), closed.set(), waits.set()), daemon=True)
+    closing.start()
+    try:
+        assert waits.wait(20)
+        assert not closed.is_set()
+        with pytest.raises(cystore.StoreClosedError), parts.control.held("manifest"):
+            pass
+        locks = StoreLocks(store.path, read_only=False)
+        try:
+            assert not locks.try_alone()
+        finally:
+            locks.close()
+    finally:
+        end.set()
+        closing.join()
+    with open_small(tmp_path / "s", exclusive=True) as again:
+        assert not again.recovery.abnormal
