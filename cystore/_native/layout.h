@@ -71,7 +71,7 @@
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define FLAG_SLAVE 0x10 /* a slave: only what its master sends is appended */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x54ee0c17334a1c70ull
+#define LAYOUT_FINGERPRINT 0x3119a3b85686949bull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -602,7 +602,7 @@ typedef struct queue_entry {
     uint32_t hash; /* append: of topic and queue id */
     int32_t queue_id; /* append: constant once published */
     uint32_t topic_bytes; /* append: length of topic */
-    uint32_t sleepers; /* atomic: futex word: 1 while somebody may sleep until an append to it */
+    uint32_t sleepers; /* atomic: futex word: 1 while a thread may sleep until an append to it */
     uint8_t pad_0[4];
     uint64_t put_bytes; /* append: record bytes appended to it since the first attach */
     uint8_t pad_1[16];
@@ -678,11 +678,11 @@ typedef struct control_block {
     uint64_t put_latency[13]; /* append: puts by milliseconds taken, StoreStatsService's bounds */
     int64_t put_time_max_ms; /* append: longest put */
     uint8_t pad_2[16];
-    /* atomic: futex word: 1 while somebody may sleep until the next append, which sets it to 0 and wakes all */
+    /* atomic: futex word: 1 while a thread may sleep until the next append, which sets it to 0 and wakes all */
     uint32_t append_sleepers;
     uint8_t pad_3[60];
     uint32_t key_seq[64]; /* atomic: futex words: that of a key changes when the key is woken */
-    uint32_t key_sleepers[64]; /* atomic: a bit for each key that somebody may sleep for */
+    uint32_t key_sleepers[64]; /* atomic: a bit for each key that a thread may wait for */
     int64_t flushed; /* flush: flushed position: everything below is durable */
     uint32_t flush_seq; /* flush: futex word: changes with each flush and each failure */
     uint8_t pad_4[4];

@@ -92,7 +92,7 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
             "append_sleepers",
             "uint32_t",
             "atomic",
-            "futex word: 1 while somebody may sleep until the next append, which sets it to 0 and wakes all",
+            "futex word: 1 while a thread may sleep until the next append, which sets it to 0 and wakes all",
         ),
     ),
     (
@@ -106,7 +106,7 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
     ),
     (
         Shared(
-            "key_sleepers", "uint32_t", "atomic", "a bit for each key that somebody may sleep for", KEY_WORDS
+            "key_sleepers", "uint32_t", "atomic", "a bit for each key that a thread may wait for", KEY_WORDS
         ),
     ),
     (

@@ -13,7 +13,7 @@ QUEUE_SLOT_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared("queue_id", "int32_t", "append", "constant once published"),
         Shared("topic_bytes", "uint32_t", "append", "length of topic"),
         Shared(
-            "sleepers", "uint32_t", "atomic", "futex word: 1 while somebody may sleep until an append to it"
+            "sleepers", "uint32_t", "atomic", "futex word: 1 while a thread may sleep until an append to it"
         ),
         Shared("put_bytes", "uint64_t", "append", "record bytes appended to it since the first attach"),
     ),

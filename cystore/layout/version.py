@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 RELEASE = "0.1.0"
