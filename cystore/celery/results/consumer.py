@@ -138,6 +138,8 @@ class ResultConsumer(BaseResultConsumer):
         try:
             self.on_wait_for_pending(result, timeout=timeout, **kwargs)
             yield from self.drain_events_until(result.on_ready, timeout=timeout, on_interval=on_interval)
+            if on_interval is not None and seen.has_parents and _has_failed(result):
+                on_interval()  # as Celery's own: it raises the failure of a parent, the cause, not this one
         except TimeoutError as error:
             raise ResultTimeoutError("The operation timed out.") from error
         finally:
@@ -183,7 +185,7 @@ class ResultConsumer(BaseResultConsumer):
 
         def call() -> None:
             nonlocal known, due
-            if p.ready:  # no parent can change that
+            if p.ready:  # `_wait_for_pending` asks the parents once more if it failed
                 return
             now = monotonic_s()
             if self._failures != known or now >= due:
@@ -324,3 +326,9 @@ class ResultConsumer(BaseResultConsumer):
 
     def _is_listened_to(self, message: Message) -> bool:
         return bool(self._listeners) and any(id_of(key) in self._listeners for key in message.keys)
+
+
+def _has_failed(result: Any) -> bool:
+    """Whether a result that has arrived is a failure."""
+    meta = getattr(result, "_cache", None)
+    return bool(meta) and meta["status"] in states.PROPAGATE_STATES

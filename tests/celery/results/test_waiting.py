@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from celery import states
+from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import AsyncResult, ResultSet
 
@@ -327,6 +328,23 @@ def test_a_parent_that_fails_ends_the_wait(backend, url, monkeypatch):
         write(writer, "parent", states.FAILURE)
         assert isinstance(waiting.finish(), ValueError)
     assert not any(one.ready() for one in more)
+
+
+def test_a_failed_result_with_a_failed_parent_raises_the_cause(backend, monkeypatch):
+    """A chord's body fails just after one of its parts: the waiter may wake only when both have. Celery raises the
+    part's error then, as with Redis."""
+    result = AsyncResult("body", app=backend.app)
+    result.parent = AsyncResult("part", app=backend.app)
+    drain = backend.result_consumer.drain_events
+
+    def late(timeout=None):
+        backend.store_result("part", KeyError("the cause"), states.FAILURE)
+        backend.store_result("body", ChordError("a part failed"), states.FAILURE)
+        drain(timeout)
+
+    monkeypatch.setattr(backend.result_consumer, "drain_events", late)
+    with pytest.raises(KeyError, match="the cause"):
+        result.get(timeout=NEVER_S)
 
 
 def test_a_wait_with_parents_sleeps_through_appends_for_others(backend, url):
