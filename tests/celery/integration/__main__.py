@@ -3,7 +3,7 @@
     python -m tests.celery.integration [--backend cystore|redis|both] [--shards N] [--only TEXT] [--json FILE]
 
 Prints what failed with which backend. Exit code 1 when a test fails with ours and passes with Redis, unless it is
-about the Redis client itself (OWN_TO_REDIS).
+about the Redis client itself (OWN_TO_REDIS) or about a difference on purpose (DIFFERENT).
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ OWN_TO_REDIS = {
     f"{SUBSCRIPTIONS}test_asyncresult_get_cancels_subscription": "counts the server's PUBSUB channels",
 }
 
+# A difference on purpose, which docs/celery.md describes.
+DIFFERENT = {
+    "t/integration/test_tasks.py::test_tasks::test_revoke_keeps_state_of_task_started_elsewhere": "expects REVOKED for "
+    "an id that no process sent; here the worker that gets the task's message stores that state",
+}
+
 
 def _listed(test: str, beginnings: Iterable[str]) -> bool:
     return any(test.startswith(beginning) for beginning in beginnings)
@@ -59,10 +65,10 @@ def table(found: Found) -> str:
 
 
 def worse_than_redis(found: Found) -> list[str]:
-    """Tests that fail with ours and pass with Redis, beside those of the list above."""
+    """Tests that fail with ours and pass with Redis, beside those of the lists above."""
     ours, redis = found["cystore"], found["redis"]
     worse = [test for test, outcome in ours.items() if outcome.failed and redis[test].result == "passed"]
-    return [test for test in worse if not _listed(test, OWN_TO_REDIS)]
+    return [test for test in worse if not _listed(test, (*OWN_TO_REDIS, *DIFFERENT))]
 
 
 def compare(tests: Sequence[str], *, shards: int) -> Found:
