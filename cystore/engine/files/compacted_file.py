@@ -36,8 +36,9 @@ class Header:
     It has the newest records of `topics` (as the setting has them) below `covered`, an offset of the log. The last
     record that the compaction read from the log stands at `last_record` (-1: none) and has the checksum field
     `last_checksum`. If the log has another record there, it was cut since. The records end at `records_end`, the index
-    of `slots` slots follows. Values below the offset `uncertain_below` may be outdated, because a record with unknown
-    keys was damaged between them and there. `examined` records of the topics were read for the file, at `made_ms`.
+    of `slots` slots follows. Values below the offset `uncertain_below` may be outdated, because a damaged record
+    with unknown keys stood between them and it. The turn read `examined` records of the topics, and made the file at
+    `made_ms`.
     """
 
     covered: int

@@ -1,7 +1,7 @@
 """Compaction's facts in the manifest: which compacted file must exist, deleted topics, damage that turns met.
 
-`file` says what the newest finished turn made. Cleaning relies only on a file that is entered here, so a file that is
-lost later is missed: what left the log is in it and nowhere else.
+`file` is the file of the newest finished turn. Cleaning relies only on a file that is entered here: the file alone has
+the values that left the log, so a file that is lost later is reported.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ TEXT_MAX = 300  # characters of a finding
 class FileFacts:
     """A compacted file that must exist. It has the newest records below `covered`, an offset of the log. Values below
     `uncertain_below` may be outdated: damaged records with unknown keys stood between them and that offset. `records`
-    and `keys` are in it, the former up to `records_end`. `examined` records of its topics were read for it, at
-    `made_ms`."""
+    and `keys` are the numbers of its records and keys; the records end at `records_end`. The turn read `examined`
+    records of its topics, and made the file at `made_ms`."""
 
     number: int
     covered: int
@@ -77,7 +77,7 @@ class CompactionFacts:
         return dataclasses.replace(self, deleted=kept)
 
     def with_findings(self, found: tuple[str, ...], now_ms: int) -> CompactionFacts:
-        """Adds the damage of a turn; what is known already counts once."""
+        """Adds the damage of a turn. Damage that is listed already is not counted again."""
         known = {one.what for one in self.findings}
         new = tuple(Finding(what[:TEXT_MAX], now_ms) for what in found if what[:TEXT_MAX] not in known)
         kept = (*self.findings, *new)[-FINDINGS_KEPT:]

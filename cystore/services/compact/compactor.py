@@ -5,7 +5,7 @@ the log when a durable compacted file has it, or has a newer one of each of its 
 
 | | durable step of a turn | after a kill behind it |
 |---|---|---|
-| 1 | the new file is written and synced, without a name | the old file is in force; the draft is removed |
+| 1 | the new file is written and synced, without its name | the old file is in force; the draft is removed or reused |
 | 2 | the new file gets its name | the new file is in force; cleaning relies on it as far as on the old one |
 | 3 | the manifest enters the new file, and the damage that was met | cleaning relies on the new file |
 | 4 | older files are removed | as before |
@@ -200,8 +200,8 @@ class Compactor:
         undispatched: bool = False,
     ) -> Compacted:
         """Compacts the log up to an offset (default: the durable and dispatched part). Raises StoreConfigError without
-        compacted topics, StoreFullError, StoreResourceError (memory), StoreTimeoutError when another process has been
-        compacting for so long."""
+        compacted topics, StoreFullError, StoreResourceError (memory), StoreTimeoutError if another process compacts for
+        `wait_s`, StoreError if cleaning is faster."""
         if not self.topics:
             raise StoreConfigError(
                 "no topic of this store is compacted: name topics with `cystore config PATH --set "
@@ -277,8 +277,8 @@ class Compactor:
         return Selection(self._log, (), {}, header.seeds).take_file(found, None)
 
     def _turn(self, before: Judged, limit: int, report: Report | None, *, again: bool) -> Compacted | None:
-        """Makes the next file. None if a part of the log was cleaned uncompacted meanwhile, because somebody ended
-        compaction for a moment."""
+        """Makes the next file. None if a part of the log was cleaned uncompacted meanwhile, because compaction was off
+        for a moment."""
         minimum, topics = self._control.min_physical_offset, self.topics
         header = before.header if before.standing is Standing.SOUND else None
         if header is not None and header.covered < minimum:
@@ -362,8 +362,8 @@ class Compactor:
 
     @staticmethod
     def _uncertain_below(chosen: Selection, before: Judged, begin: int, minimum: int) -> int:
-        """The header's field. From the log's begin on, this turn itself saw what there is; damage of the file says
-        nothing about values that are in the log."""
+        """The header's field. A turn that began at the log's minimum has itself read every record from there on. Damage
+        of the file makes no value uncertain that is in the log."""
         if before.standing is Standing.LOST or (
             before.standing is Standing.DAMAGED and before.facts.file is None
         ):
@@ -427,15 +427,16 @@ class Compactor:
             if base_of_name(entry.name) is not None and entry.is_file() and length:
                 try:
                     name = put_aside(self._root, [(path, 0, length)], compacted_name(entry.name))
+                    copied = f"quarantine/{name} is a copy"
                 except StoreFullError:
                     if standing is not Standing.GAP:
                         raise
-                    name = "(nothing: the disk is full)"  # nobody may read these values any more
+                    copied = "the disk is too full for a copy"  # these values do not count any more
                 log.warning(
-                    "%s: the next compacted file may lack records of it (%s); quarantine/%s is a copy",
+                    "%s: the next compacted file may lack records of it, because %s; %s",
                     path,
-                    f"wrong with it: {standing.value}" if standing is not Standing.SOUND else "it is damaged",
-                    name,
+                    "it is damaged" if standing is Standing.SOUND else standing.value,
+                    copied,
                 )
 
     def keep_reserve(self) -> None:

@@ -34,14 +34,14 @@ class Standing(enum.Enum):
     NONE = "nothing was compacted yet"
     SOUND = "nothing"
     CUT = "the log lost its end since the file was made"
-    GAP = "a part of the log behind the file's was removed uncompacted"
+    GAP = "a later part of the log was removed before it was compacted"
     DAMAGED = "its header cannot be read"
-    LOST = "it is missing"
+    LOST = "the file that the manifest names is missing"
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The file in force (None: there is none), its standing, and the manifest's facts from before the look."""
+    """The file in force (None: there is none), its standing, and the manifest's facts, which were read before it."""
 
     file: CompactedFile | None
     standing: Standing
@@ -54,7 +54,7 @@ class Judged:
 
     @property
     def uncertain_below(self) -> int:
-        """What the file's makers knew of values that may be outdated."""
+        """Values below this log offset may be outdated, as the file says, or the manifest for a damaged file."""
         if self.header is not None:
             return self.header.uncertain_below
         return 0 if self.facts.file is None else self.facts.file.uncertain_below
@@ -80,7 +80,7 @@ class InForce:
 
     @property
     def version(self) -> int:
-        """Another number after every turn."""
+        """A number that changes with every turn."""
         return self._manifest.snapshot().sequence
 
     def facts(self) -> CompactionFacts:
@@ -151,8 +151,8 @@ class InForce:
     def uncertain_below(self, judged: Judged) -> int:
         """Values that stood in the log below this offset may be outdated."""
         unknown = judged.standing is Standing.DAMAGED and judged.facts.file is None
-        lost = (judged.standing is Standing.LOST or unknown) and self._control.min_physical_offset
-        return max(judged.uncertain_below, self._end_of_damage(), int(lost))
+        lost_below = self._control.min_physical_offset if judged.standing is Standing.LOST or unknown else 0
+        return max(judged.uncertain_below, self._end_of_damage(), lost_below)
 
     def uncertain_in(self, facts: CompactionFacts) -> int:
         """The same, as far as the facts tell; reads no file."""
