@@ -1,7 +1,7 @@
 """Decides which part of the index is kept: only the entries below a log position up to which the index is known to be
 synced.
 
-The walk over the log compares the entries on its way (`begin`). They are compared in a second walk only if that one
+The walk over the log compares the entries on its way (`begin`). A second walk compares them again only if the first one
 stepped over damage, or if fewer entries are kept.
 
 Uncertain entries are dropped and entered again from the log, so the index finds every key that a scan of the log finds.
@@ -130,7 +130,7 @@ class IndexCheck:
         """The first record of [start, through) whose keys are not the next ones in the index (`through` if there is
         none), and the first entry that belongs to no record before it."""
         seen = self._seen
-        if seen is not None and _is_about(seen, rows, start, through, holes):
+        if seen is not None and _counts_for(seen, rows, start, through, holes):
             position, number, last_record = seen.position, seen.number, seen.last_record
         else:
             position, number, last_record = self._compare_again(rows, start, through, holes)
@@ -243,8 +243,8 @@ class IndexCheck:
         return None
 
 
-def _is_about(seen: KeysSeen, rows: IndexStream, start: int, through: int, holes: DamagedRanges) -> bool:
-    """Whether another walk would see the same. It goes other ways round damage."""
+def _counts_for(seen: KeysSeen, rows: IndexStream, start: int, through: int, holes: DamagedRanges) -> bool:
+    """Whether a second walk over [start, through) would find the same. Beside damage the two walks differ."""
     return (
         seen.start == start
         and seen.position <= through

@@ -177,7 +177,7 @@ class Scrubber:
         self, before: ScrubProgress, max_bytes: int
     ) -> tuple[list[Damage], ScrubProgress, bool]:
         """Reads the next slice of the compacted file: its damage, the progress, and whether that was the last slice. A
-        file that a turn replaced is done: the turn read its checksums."""
+        file that a turn replaced counts as read: the turn verified its checksums."""
         listed = numbers(self._root)
         number = before.compacted - 1 if before.compacted else max(listed, default=-1)
         missing = missing_file(self._root) if not before.compacted else None

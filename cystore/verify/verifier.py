@@ -72,14 +72,14 @@ def _verify_beside(
                         yield damage
             return
         except StoreIOError as error:
-            if not tries_left or not _names_no_file(error):
+            if not tries_left or not _is_removed_file(error):
                 raise
         finally:
             reader.close()
         bounds = replace(bounds, begin=max(bounds.begin, minimum()))
 
 
-def _names_no_file(error: StoreIOError) -> bool:
+def _is_removed_file(error: StoreIOError) -> bool:
     """Whether a file was removed since it was listed."""
     return isinstance(error.__cause__, FileNotFoundError)
 
@@ -163,14 +163,14 @@ class _Verifier:
             yield from self._queue_end(key, spans.get(key))
 
     def _queue_end(self, key: Key, span: QueueSpan | None) -> list[Damage]:
-        """Those of one queue. Beside other processes the cleaner may have removed its first files since it was
-        listed."""
+        """The damage at the end of one queue. Another process's cleaner may have removed the queue's first files since
+        they were listed."""
         reader = self._queues.get(key)
         for tries_left in reversed(range(TRIES)):
             try:
                 return list(self._comparison.queues.end(key, reader, span))
             except StoreIOError as error:
-                if self._bounds.complete or not tries_left or not _names_no_file(error):
+                if self._bounds.complete or not tries_left or not _is_removed_file(error):
                     raise
                 reader = open_queue(self._root, *key, self._config.mapped_file_size_consume_queue_bytes)
         return []

@@ -18,7 +18,7 @@ BLOCKS_KEPT = 64
 
 
 class UnitReader:
-    """The units of all queues of a store. A walk that reads units one behind the other reads each block once."""
+    """The units of all queues of a store. A walk that reads units in their order reads each block once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -35,6 +35,7 @@ class UnitReader:
         return self._bases[key]
 
     def path(self, key: Key, base: int) -> Path:
+        """The path of the file that begins at `base`."""
         return self._folder(key) / file_name(base)
 
     def base_of(self, key: Key, position: int) -> int | None:

@@ -113,8 +113,7 @@ def extend(path: Path, length: int) -> None:
 
 
 def end_at(fd: int, length: int, path: Path) -> None:
-    """Ends an open file at `length`, and gives back the space that it has behind that. No process may have mapped the
-    rest."""
+    """Ends an open file at `length`, and gives back the space behind that. No process may have mapped the rest."""
     with translated(path):
         os.ftruncate(fd, length)
 
