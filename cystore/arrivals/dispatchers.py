@@ -91,7 +91,7 @@ class Dispatchers:
 
     def states(self, damaged: dict[str, StoreError] | None = None) -> list[DispatcherState]:
         """All dispatchers that ever began and were not removed, by name. Raises StoreFormatError for a damaged cursor.
-        If there is a `damaged`, it gets the errors of such dispatchers, and the others are listed."""
+        With `damaged`, this enters the error there under the dispatcher's name instead, and lists the others."""
         parts, found = self._store._attached(), []
         held = parts.cleaner.holds.read()
         for name in names(parts.root):

@@ -16,8 +16,8 @@ from cystore.layout import SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import DUE, SOURCE
 
 FIRST_LEVEL = 3  # of a message that was consumed once
-# A retry is in its group's topic alone: no light queue gets a message a second time.
-OF_LAST_DELIVERY = (SOURCE, DUE, "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
+# Properties of the last delivery; and those of light queues, because a retry is in its group's topic alone.
+NOT_COPIED = (SOURCE, DUE, "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
 
 
 def retry_of(
@@ -40,5 +40,5 @@ def retry_of(
     topic, queue_id = (dead_letter_topic(group), 0) if dead else (SCHEDULE_TOPIC, level - 1)
     if not dead:
         notes |= {"REAL_TOPIC": retry_topic(group), "REAL_QID": "0"}
-    changed = changed_properties(message.properties_bytes, notes, OF_LAST_DELIVERY)
+    changed = changed_properties(message.properties_bytes, notes, NOT_COPIED)
     return due_message(message, topic, queue_id, changed, times + 1)

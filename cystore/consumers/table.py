@@ -8,10 +8,10 @@ power cut only this file is left.
 When a store is opened, the table counts if it was written since this boot and the file is still the one that was
 written from it. Otherwise the file counts. So a file that was restored, edited, or written by RocketMQ wins.
 
-Rows are only added, up to ROWS_MAX. When the first process opens a store, the rows that have no offset any more are
-left out: those of removed groups, for example. Each row is valid by its checksum before the header counts it. An offset
-changes under the lock of its row (a byte lock, which ends with its owner), because `reset` and the owner of a queue may
-write it at the same time.
+Rows are only added, up to ROWS_MAX. When the first process opens a store, and at least half of the rows have no offset
+(those of removed groups, for example), it makes the table anew without them. Each row is valid by its checksum before
+the header counts it. An offset changes under the lock of its row (a byte lock, which ends with its owner), because
+`reset` and the owner of a queue may write it at the same time.
 """
 
 from __future__ import annotations
@@ -214,9 +214,9 @@ class OffsetTable:
             return {key: offset for key, offset, _ in self._rows_from(0, header.rows) if offset != NO_OFFSET}
 
     def _drop_unused(self, header: _Header) -> None:
-        """Makes the table anew without the rows that have no offset, if these are most of them. No other process knows
-        a row now. The file gets all offsets first, because a kill leaves half a table. The counts of gets begin
-        anew."""
+        """Makes the table anew without the rows that have no offset, if these are at least half of them. This is the
+        first process, so no other one knows the number of a row. The file gets all offsets first, because a kill leaves
+        half a table. The counts of gets begin anew."""
         offsets = {key: offset for key, offset, _ in self._rows_from(0, header.rows) if offset != NO_OFFSET}
         if header.rows <= GROW_ROWS or 2 * len(offsets) > header.rows:
             return
