@@ -48,7 +48,7 @@ class StoreConfig(_Given):
     max_hash_slot_num: int = 5_000_000
     max_index_num: int = 20_000_000
     message_index_enable: bool = True
-    enable_lmq: bool = False  # both: messages may name light queues, which they are in, too
+    enable_lmq: bool = False  # with enable_multi_dispatch: messages may name light queues
     enable_multi_dispatch: bool = False
     max_lmq_consume_queue_num: int = 20_000
 

@@ -42,7 +42,7 @@ STORE: dict[str, str] = {
     "max_hash_slot_num": "hash slots of an index file",
     "max_index_num": "keys of an index file",
     "enable_lmq": "with `enable_multi_dispatch`: messages may name [light queues](light-queues.md)",
-    "enable_multi_dispatch": "with `enable_lmq`",
+    "enable_multi_dispatch": "on if and only if `enable_lmq` is on",
     "max_lmq_consume_queue_num": "light queues that the store may have",
     "message_index_enable": "the index has the keys; without it no result is found by its id",
     "record_format": "`cystore` has a checksum over the whole record; RocketMQ can read `rocketmq`",
