@@ -50,8 +50,8 @@ def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
 
 def _compaction(root: Path) -> dict[str, Any] | None:
     """What the manifest has of compaction; None for a store that never compacted anything."""
-    facts, _ = read_facts(root)
-    topics, found = str(facts.settings.get("compacted_topics", "")), compaction_of(facts)
+    known, _ = read_facts(root)
+    topics, found = str(known.settings.get("compacted_topics", "")), compaction_of(known)
     if not topics and found.file is None:
         return None
     missing = missing_file(root)
