@@ -19,12 +19,12 @@ def figures(compactor: Compactor, control: Control) -> dict[str, Any]:
     file = facts.file
     covered = 0 if file is None else file.covered
     behind = control.wrote - max(covered, control.min_physical_offset) if compactor.topics else 0
-    uncertain = in_force.uncertain_in(facts) if compactor.topics or file is not None else 0
     try:
         missing = in_force.missing() is not None
     except StoreError as error:
         log.error("the compacted files cannot be listed: %s", error)
         missing = True
+    uncertain = in_force.uncertain_in(facts, missing=missing) if compactor.topics or file is not None else 0
     return {
         "compacted_records": 0 if file is None else file.records,
         "compacted_keys": 0 if file is None else file.keys,

@@ -154,11 +154,11 @@ class InForce:
         lost_below = self._control.min_physical_offset if judged.standing is Standing.LOST or unknown else 0
         return max(judged.uncertain_below, self._end_of_damage(), lost_below)
 
-    def uncertain_in(self, facts: CompactionFacts) -> int:
-        """The same, as far as the facts tell; reads no file."""
-        lost = self.missing() is not None and self._control.min_physical_offset
+    def uncertain_in(self, facts: CompactionFacts, *, missing: bool) -> int:
+        """The same by the facts alone, and by whether the file is missing; reads no file."""
+        lost_below = self._control.min_physical_offset if missing else 0
         known = 0 if facts.file is None else facts.file.uncertain_below
-        return max(known, self._end_of_damage(), int(lost))
+        return max(known, self._end_of_damage(), lost_below)
 
     def _end_of_damage(self) -> int:
         listed = self._log.damaged_ranges.ranges()
