@@ -43,8 +43,9 @@ class StorePlaces(ABC):
         compacted file. None if there is none, or if that message has an empty body (which deletes the key), has
         expired, or was deleted with its topic.
 
-        If records were damaged so that nobody knows their keys, one of them may have been a newer message: `stats`
-        says below which offset (`compacted_uncertain_below`). With `certain`, such an answer is a CorruptRecordError.
+        If the keys of damaged records are unknown, one of these records may have been a newer message. Answers from
+        below the log offset `compacted_uncertain_below` of `stats` may be outdated for that reason. With `certain`,
+        such an answer is a CorruptRecordError.
 
         Unique keys do not count. Raises StoreConfigError for a topic that compacted_topics does not name,
         MessageIllegalError for a pattern of it, CorruptRecordError if the compacted file is missing, or too damaged to
