@@ -104,7 +104,7 @@ def test_a_kill_while_a_compacted_topic_is_deleted(tmp_path, build_environment, 
 
 
 def test_a_file_that_no_turn_entered_is_not_relied_on(tmp_path, build_environment):
-    """A kill before the manifest has the new file: if somebody takes that file away, the old one and the log still have
+    """A kill before the manifest has the new file: if that file is then removed, the old one and the log still have
     every value."""
     path, model = tmp_path / "store", {}
     environment = {**build_environment("failpoints"), "CYSTORE_FAILPOINT": "compact.published:1"}

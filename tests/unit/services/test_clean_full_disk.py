@@ -204,5 +204,5 @@ print("went on")
 @pytest.mark.may_skip(NOT_ASKED)
 @pytest.mark.parametrize("dispatched", ["dispatched", "nobody dispatches"])
 def test_a_full_disk_is_cleaned_while_topics_are_compacted(tmp_path, dispatched):
-    """Seen: compaction waited for records that nobody could dispatch or flush, and cleaning waited for compaction."""
+    """Seen: compaction waited for records that no process could dispatch or flush; cleaning waited for compaction."""
     assert on_small_disk("3m", tmp_path, COMPACTED_AND_FULL, dispatched) == "went on\n"

@@ -1,4 +1,4 @@
-"""Goal: compaction gives no value that is known to be outdated, and says so where nobody can know. Method: small
+"""Goal: compaction gives no value that is known to be outdated, and reports values that may be. Method: small
 stores whose topics, files and records are taken away between two turns."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_values_from_before_a_gap_do_not_come_back(tmp_path, meanwhile, back):
 
 
 def test_a_gap_that_begins_during_a_turn(tmp_path, monkeypatch):
-    """Somebody ends compaction for a moment, and cleans, while a turn reads the log."""
+    """Another process ends compaction for a moment, and cleans, while a turn reads the log."""
     with open_small(tmp_path, **EXPIRED) as store:
         store.put(TOPIC, b"old", keys=["k"])
         store.flush()
@@ -170,7 +170,7 @@ def test_a_missing_file_is_told_by_all(tmp_path, caplog):
 
 @pytest.mark.parametrize("turn", ["compact_due", "clean_due"])
 def test_a_service_begins_anew_at_once(tmp_path, turn):
-    """Else a key that nobody has put yet would be an error until a segment is full."""
+    """Otherwise `latest` of a key that was never put would be an error until a segment is full."""
     with open_small(tmp_path, **EXPIRED) as store:
         store.put(TOPIC, b"1", keys=["k"])
         clean_away(store)
@@ -259,7 +259,7 @@ def test_a_log_that_began_anew_is_compacted_before_it_is_cleaned(tmp_path):
 
 
 def test_values_of_a_lost_log_do_not_come_back_with_a_new_one(tmp_path):
-    """The new log grows, and is cleaned, to the offset that the file covers; nobody compacts meanwhile."""
+    """The new log grows, and is cleaned, to the offset that the file covers; no turn runs meanwhile."""
     with open_small(tmp_path, **EXPIRED) as store:
         store.put(TOPIC, b"of the lost log", keys=["k"])
         fill_log(store, 2 * LOG_BYTES)
