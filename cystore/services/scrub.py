@@ -62,8 +62,8 @@ LOCK_WAIT_MS = 100
 
 @dataclass(frozen=True)
 class Scrubbed:
-    """The result of one slice: damage that stays, and the number of rewritten queue entries. `more`: the round is not
-    finished."""
+    """The result of one slice: damage that stays, and the number of rewritten queue entries and extended units. `more`:
+    the round is not finished."""
 
     begin: int
     end: int
@@ -91,6 +91,7 @@ class Scrubber:
 
     def run_once(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:
         """Verifies about `max_bytes` of log with their entries in queues and index, from the end of the last slice on.
+        The last slices of a round read the compacted file.
 
         A new round begins at least `pause_ms` after the end of the last one. Raises StoreIOError if the disk cannot be
         read, and StoreTimeoutError if another process dispatches all the time: the slice is repeated next time.
@@ -226,7 +227,7 @@ class Scrubber:
                 file.sync()  # the file's regular flush may be over
         for entry in mended:
             log.warning(
-                "%s/%d: the entry of queue offset %d disagreed with its record at %d; rewritten",
+                "%s/%d: the entry or extended unit of queue offset %d disagreed with its record at %d; rewritten",
                 entry.topic,
                 entry.queue_id,
                 entry.queue_offset,

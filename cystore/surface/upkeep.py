@@ -193,10 +193,10 @@ class StoreUpkeep(ABC):
 
     def scrub(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:
         """Verifies the next slice of the store, about `max_bytes` of log: checksums, and queues and index against the
-        records.
+        records. The last slices of a round read the compacted file.
 
-        The manifest keeps its position. Wrong queue entries of intact records are rewritten. A new round begins
-        `pause_ms` after the last one. Raises StoreIOError for unreadable bytes.
+        The manifest keeps its position. Wrong queue entries and extended units of intact records are rewritten. A new
+        round begins `pause_ms` after the last one. Raises StoreIOError for unreadable bytes.
         """
         from cystore.services.scrub import Scrubber
 
