@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore import clock
+from cystore._native.derived import queue_ext
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record import record as kernel
@@ -24,7 +25,7 @@ from cystore._native.record.properties import find_property, light_places
 from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
-from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
+from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from cystore.engine.files.compacted_file import numbers
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import (
@@ -238,8 +239,8 @@ class Scrubber:
 
     def _write(self, wrong: WrongEntry) -> MappedFile | None:
         """Rewrites an entry, or its extended unit, from its record, under the dispatch lock; returns the file that
-        changed, None if nothing changed. An entry whose unit is not whole gets the tags code itself: RocketMQ writes
-        such entries when it cannot write a unit."""
+        changed, None if nothing changed. An entry without a whole unit of its own gets the tags code itself: RocketMQ
+        writes such entries when it cannot write a unit."""
         queue = self._queues.find(wrong.topic, wrong.queue_id)
         if (
             queue is None
@@ -264,13 +265,23 @@ class Scrubber:
         tags_code = kernel.hash_code(find_property(found["properties"], b"TAGS") or b"")
         if queue.ext is not None:
             entry = queue.entry(wrong.queue_offset)
-            if entry is not None and entry[:2] == (wrong.physical_offset, wrong.size_bytes):
+            place = wrong.physical_offset, wrong.size_bytes
+            if entry is not None and entry[:2] == place and _has_own_unit(queue, wrong.queue_offset):
                 mended = queue.ext.mend(entry.tags_code, tags_code, found["store_timestamp"])
                 if mended is not None:
                     return mended
         rewritten = QUEUE_ENTRY.pack(wrong.physical_offset, wrong.size_bytes, tags_code)
         file.write(wrong.queue_offset * ENTRY_BYTES - file.base, rewritten)
         return file
+
+
+def _has_own_unit(queue: ConsumeQueue, queue_offset: int) -> bool:
+    """Whether the addresses of an entry and its neighbours rise: a wrong address may lead to the unit of another entry.
+    False also if a neighbour has no address, because then nothing tells."""
+    around = range(max(queue_offset - 1, queue.min_offset), min(queue_offset + 2, queue.max_offset))
+    codes = [0 if entry is None else entry.tags_code for _, entry in queue.entries(around.start, around.stop)]
+    positions = [queue_ext.position_of(code) for code in codes if queue_ext.is_address(code)]
+    return len(positions) == len(around) and positions == sorted(set(positions))
 
 
 def _finding(damage: Damage) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import cystore
 from cystore._native.derived import queue_ext
 from cystore.derived.files.consume_queue import ENTRY_BYTES
+from cystore.layout import QUEUE_ENTRY
 from cystore.services import scrub, scrub_progress
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
@@ -259,6 +260,21 @@ def test_the_bitmap_of_a_mended_unit_hides_no_message(extended):
     mended = queue.ext.get(queue.entry(last).tags_code)
     assert (mended.size_bytes, mended.bitmap) == (28, b"\xff" * 8)
     assert mended.tags_code == queue.ext.get(queue.entry(last - 1).tags_code).tags_code
+
+
+def test_an_address_that_leads_to_the_unit_of_another_entry_spoils_neither(extended):
+    extended.put("T0", b"x" * 60, tags="other")
+    extended.dispatch()
+    queue = extended._attached().queues.find("T0", 0)
+    last = queue.max_offset - 1
+    wrong, entry = queue.entry(last - 30), queue.entry(last)
+    code = queue.ext.get(entry.tags_code).tags_code
+    file = queue.file_of(last)
+    packed = QUEUE_ENTRY.pack(entry.physical_offset, entry.size_bytes, wrong.tags_code)
+    file.write(last * ENTRY_BYTES - file.base, packed)
+    assert [sum(each.mended for each in round_of(extended)) for _ in range(2)] == [1, 0]
+    assert queue.entry(last).tags_code == code
+    assert [len(extended.get("T0", 0, n, 1, tags="abc").messages) for n in (last - 30, last)] == [1, 0]
 
 
 @pytest.mark.parametrize("gone", ["unit", "file", "folder"])
