@@ -35,6 +35,17 @@ def place(row):
     return row["topic"], row["queue_id"], row["queue_offset"]
 
 
+@pytest.mark.parametrize("dispatched", [True, False])
+def test_a_message_in_light_queues_is_written_once(command, store_path, dispatched):
+    with cystore.open(store_path, services=(), enable_lmq=True, enable_multi_dispatch=True) as store:
+        for number in range(3):
+            store.put("T", b"%d" % number, properties={"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b"})
+        if dispatched:
+            store.dispatch()
+    assert [place(row) for row in command.json_lines("dump", store_path)] == [("T", 0, n) for n in range(3)]
+    assert len(command.json_lines("dump", store_path, "--topic", "%LMQ%a")) == 3
+
+
 def test_all_fields_in_order(command, store_path):
     puts = stores.write(store_path, 200)
     rows = command.json_lines("dump", store_path)

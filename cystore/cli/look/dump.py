@@ -10,6 +10,7 @@ import cystore
 from cystore.dledger.entries import Bad
 from cystore.dledger.messages import messages
 from cystore.dledger.source import Source
+from cystore.layout import LMQ_PREFIX
 from cystore.operate.command import (
     FOUND_WRONG,
     OK,
@@ -53,6 +54,8 @@ def _run(args: argparse.Namespace) -> int:
     damage = DamageCount()
     with progress() as report, cystore.open(args.path, config=reading_config(args), progress=report) as store:
         queues = whole_queues(store, args.topic, [] if args.queue is None else [args.queue])
+        if args.topic is None:  # a message in light queues is written once, with the fields of its own queue
+            queues = [queue for queue in queues if not queue.topic.startswith(LMQ_PREFIX)]
         if not queues and args.topic is not None:
             write_note(f"there is no queue {args.topic}" + ("" if args.queue is None else f"/{args.queue}"))
             return FOUND_WRONG
