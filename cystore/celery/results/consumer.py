@@ -331,4 +331,4 @@ class ResultConsumer(BaseResultConsumer):
 def _has_failed(result: Any) -> bool:
     """Whether a result that has arrived is a failure."""
     meta = getattr(result, "_cache", None)
-    return bool(meta) and meta["status"] in states.PROPAGATE_STATES
+    return meta is not None and meta["status"] in states.PROPAGATE_STATES
