@@ -46,6 +46,7 @@ from cystore.layout import takes_queue_offset
 from cystore.recovery.outcome import RecoveredState
 from cystore.recovery.recover import recover
 from cystore.system import files, platform
+from cystore.system.os_errors import is_missing
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -306,7 +307,7 @@ def read_beside(
         after = read_words(root)
         if error is not None and after == before:
             # A listed file that is gone was cleaned, because the minimum is published first. The next list lacks it.
-            path = getattr(error, "path", None) if isinstance(error.__cause__, FileNotFoundError) else None
+            path = getattr(error, "path", None) if is_missing(error) else None
             if path is None or path == missing:
                 raise error
             missing = path

@@ -53,6 +53,7 @@ from cystore.errors import (
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.store import MessageStore
 from cystore.system import files, ownership, platform
+from cystore.system.os_errors import is_missing
 from cystore.system.ranges import file_ranges
 
 CONFIG = "config"
@@ -227,7 +228,7 @@ class _Copy:
             try:
                 self._copy_segment(base, end)
             except StoreIOError as error:
-                if isinstance(error.__cause__, FileNotFoundError) and self._minimum() > base:
+                if is_missing(error) and self._minimum() > base:
                     return reached
                 raise
             reached = max(base, begin)
@@ -289,7 +290,7 @@ class _Copy:
                 length = file_ranges.length_of(fd, source)
             file_ranges.copy_ranges(self._draft, [(source, 0, length)], copy)
         except StoreIOError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
+            if not is_missing(error):
                 raise
             return False
         return True

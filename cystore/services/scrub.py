@@ -50,6 +50,7 @@ from cystore.services.scrub_progress import (
     progress_of,
 )
 from cystore.system import files
+from cystore.system.os_errors import is_missing
 from cystore.verify.bounds import Bounds
 from cystore.verify.compacted import KIND as COMPACTED
 from cystore.verify.compacted import CompactedCheck, missing_file
@@ -170,7 +171,7 @@ class Scrubber:
             finally:
                 reader.close()
         except StoreError as error:
-            if self._control.min_physical_offset > begin or isinstance(error.__cause__, FileNotFoundError):
+            if self._control.min_physical_offset > begin or is_missing(error):
                 return [], None  # cleaned while it was read; the slice is done again next time
             raise
         return found, check
@@ -189,7 +190,7 @@ class Scrubber:
         try:
             check = CompactedCheck(self._root, number, before.compacted_position)
         except StoreIOError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+            if is_missing(error):
                 return found, before, True
             raise
         try:

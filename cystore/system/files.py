@@ -20,8 +20,8 @@ from cystore._native.system.descriptor import Descriptor, Temporary, open_in
 from cystore._native.system.failpoint import failpoint
 from cystore.errors import StoreFormatError, StoreIOError, SyncFailedError
 from cystore.system.folders import LIBC, check_place, inside, open_folder
+from cystore.system.os_errors import is_missing, not_regular, sorted_error
 from cystore.system.os_errors import link_refused as link_refused
-from cystore.system.os_errors import not_regular, sorted_error
 from cystore.system.os_errors import translated as translated
 
 FILE_MODE = 0o600
@@ -178,7 +178,7 @@ def read_if_there(path: Path, *, first: int | None = None) -> bytes | None:
     try:
         return read_all(path, most=SMALL_FILE_BYTES_MAX, first=first)
     except StoreIOError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        if is_missing(error):
             return None
         raise
 
@@ -336,7 +336,7 @@ def allocate_mapped(path: Path, file: MappedFile, begin: int, end: int) -> None:
             if is_at(path, file):
                 return allocate(fd, begin, end, path)
     except StoreIOError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
+        if not is_missing(error):
             raise
     raise FileReplacedError("the file was removed or replaced while it was mapped", path=path)
 

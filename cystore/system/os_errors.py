@@ -56,6 +56,11 @@ def sorted_error(error: OSError, path: Path | str) -> StoreError:
     return StoreIOError(f"{text}", path=path)
 
 
+def is_missing(error: Exception) -> bool:
+    """Whether the error says that there is no such file or folder: a cleaner may have removed it."""
+    return isinstance(error.__cause__, FileNotFoundError)
+
+
 def link_refused(path: Path | str) -> StorePermissionError:
     """The error for a symbolic link in place of a store's file or folder."""
     return StorePermissionError(

@@ -17,6 +17,7 @@ from cystore.errors import StoreFormatError, StoreIOError
 from cystore.layout import TOTAL_SIZE
 from cystore.recovery.walk.findings import Damage
 from cystore.system import files
+from cystore.system.os_errors import is_missing
 from cystore.system.ranges import file_ranges
 
 WINDOW_BYTES = 16 << 20
@@ -45,7 +46,7 @@ def _newest(root: Path) -> CompactedCheck | None:
             return CompactedCheck(root, listed[-1])
         except StoreIOError as error:
             now = numbers(root)
-            if not isinstance(error.__cause__, FileNotFoundError) or now == listed:
+            if not is_missing(error) or now == listed:
                 raise
             listed = now  # it was replaced since it was listed
     return None

@@ -17,6 +17,7 @@ from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import list_queues, open_queue
+from cystore.system.os_errors import is_missing
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
 from cystore.verify.compacted import compacted_damage
 from cystore.verify.index_comparison import index_file_damage, past_the_end, unreadable_index
@@ -72,16 +73,11 @@ def _verify_beside(
                         yield damage
             return
         except StoreIOError as error:
-            if not tries_left or not _is_removed_file(error):
+            if not tries_left or not is_missing(error):
                 raise
         finally:
             reader.close()
         bounds = replace(bounds, begin=max(bounds.begin, minimum()))
-
-
-def _is_removed_file(error: StoreIOError) -> bool:
-    """Whether a file was removed since it was listed."""
-    return isinstance(error.__cause__, FileNotFoundError)
 
 
 def _was_removed(damage: Damage, minimum: int) -> bool:
@@ -170,7 +166,7 @@ class _Verifier:
             try:
                 return list(self._comparison.queues.end(key, reader, span))
             except StoreIOError as error:
-                if self._bounds.complete or not tries_left or not _is_removed_file(error):
+                if self._bounds.complete or not tries_left or not is_missing(error):
                     raise
                 reader = open_queue(self._root, *key, self._config.mapped_file_size_consume_queue_bytes)
         return []

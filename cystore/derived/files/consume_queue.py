@@ -24,6 +24,7 @@ from cystore.engine.files.segments import MappedFileQueue, Mode
 from cystore.errors import OffsetError, StoreFormatError, StoreIOError, SyncFailedError
 from cystore.layout import CONSTANTS
 from cystore.system.file_system import FileSystem
+from cystore.system.os_errors import is_missing
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -381,7 +382,7 @@ class ConsumeQueue:
                 self.files.sync_names()
             except StoreIOError as error:
                 removed = self._control.queue_removals(self.slot) != removals
-                if not (removed and isinstance(error.__cause__, FileNotFoundError)):
+                if not (removed and is_missing(error)):
                     raise
         if self.ext is not None:
             first = self._first_entry(max(begin, self.min_offset), end, synced)

@@ -26,6 +26,7 @@ from cystore.errors import StoreError, StoreFormatError, StoreIOError, StoreReso
 from cystore.layout import CONSTANTS, INDEX_ENTRY, INDEX_HEADER, field_of
 from cystore.system import files
 from cystore.system.folders import check_place
+from cystore.system.os_errors import is_missing
 from cystore.system.ranges import unreadable_ranges
 from cystore.system.ranges.changed_lengths import has_length, mend_length
 from cystore.system.threads import os_threads
@@ -303,7 +304,7 @@ class IndexFiles:
             try:
                 self._allocate_sparse(path, mapped, file)
             except StoreIOError as error:
-                if isinstance(error.__cause__, FileNotFoundError):
+                if is_missing(error):
                     return None  # a cleaner removed it after it was mapped
                 raise
         return mapped

@@ -25,6 +25,7 @@ from cystore.engine.manifest.given_up_offsets import OFFSET_LIMIT
 from cystore.errors import StoreError, StoreIOError
 from cystore.layout import codec, field_of
 from cystore.system import files
+from cystore.system.os_errors import is_missing
 
 log = logging.getLogger("cystore")
 
@@ -198,6 +199,6 @@ def _marks(root: Path, rows: list[Row], file_bytes: int) -> tuple[int, list[int]
         with files.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             return crc32c(f"{folders} {_number(os.fstat(fd))}".encode()), list(found)
     except StoreIOError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        if is_missing(error):
             return None
         raise

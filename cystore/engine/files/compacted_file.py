@@ -20,6 +20,7 @@ from cystore._native.record.checksum import crc32c
 from cystore.engine.files.segments import base_of_name, file_name
 from cystore.errors import CorruptRecordError, StoreFormatError, StoreIOError
 from cystore.system import checked_json, files
+from cystore.system.os_errors import is_missing
 
 FOLDER = "compacted"
 HEADER_BYTES = 4096
@@ -219,7 +220,7 @@ def open_newest(root: Path, known: CompactedFile | None = None) -> CompactedFile
                     return older
             return newest
         except StoreIOError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
+            if not is_missing(error):
                 raise
     raise StoreIOError("the compacted files change faster than one can be opened", path=root / FOLDER)
 

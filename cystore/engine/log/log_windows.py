@@ -12,6 +12,7 @@ from cystore._native.memory.mapping import MappedFile
 from cystore._native.scan import log_walk
 from cystore.errors import StoreIOError
 from cystore.system import files
+from cystore.system.os_errors import is_missing
 from cystore.system.ranges import unreadable_ranges
 from cystore.system.threads import os_threads
 
@@ -87,7 +88,7 @@ def read_range(path: Path, base: int, begin: int, count: int, *, least: int) -> 
         with files.opened(path) as fd:
             data, error = unreadable_ranges.pread_readable(fd, begin - base, count)
     except StoreIOError as missing:
-        if isinstance(missing.__cause__, FileNotFoundError):
+        if is_missing(missing):
             return None
         raise
     if error is not None and len(data) < least:

@@ -22,6 +22,7 @@ from cystore.clock import now_ms
 from cystore.errors import StoreFormatError, StoreIOError
 from cystore.spark.sink.rows import STAGED, RowEncoder
 from cystore.system import files
+from cystore.system.os_errors import is_missing
 from cystore.system.ranges import file_ranges
 
 SUFFIX = ".rows"
@@ -112,7 +113,7 @@ def _opened(path: Path) -> Iterator[int]:
         with files.opened(path) as fd:
             yield fd
     except StoreIOError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
+        if not is_missing(error):
             raise
         raise StoreIOError(
             "a staged file is missing: the driver and every executor must share the staging folder (option "

@@ -14,7 +14,7 @@ from pathlib import Path
 from cystore._native.system.failpoint import failpoint
 from cystore.errors import StoreIOError
 from cystore.system.files import make_directory, opened, rename_no_replace, sync, sync_directory, temporary
-from cystore.system.os_errors import translated
+from cystore.system.os_errors import is_missing, translated
 from cystore.system.ranges.file_ranges import end_at
 
 
@@ -66,6 +66,6 @@ def _opened_if_there(stack: ExitStack, path: Path) -> int | None:
     try:
         return stack.enter_context(opened(path, os.O_WRONLY))
     except StoreIOError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
+        if not is_missing(error):
             raise
         return None
