@@ -441,11 +441,11 @@ class Compactor:
 
     def keep_reserve(self) -> None:
         """Reserves the space of the next file, so that a full disk can be cleaned. Without space there is none."""
+        if not self.topics:
+            return files.remove(reserve_path(self._root), durable=False)
         found = self.in_force.newest()
         if found is None or found.header is None:
             return
-        if not self.topics:
-            return files.remove(reserve_path(self._root), durable=False)
         for length in (found.file.length + RESERVE_MORE_BYTES, found.file.length):
             with suppress(StoreError):
                 return files.reserve(reserve_path(self._root), length)
