@@ -333,32 +333,56 @@ def _logs(contents: dict[str, bytes]) -> dict[int, bytes]:
     }
 
 
-class _Open:
+class _Renewed:
     """A store that is made anew after some thousand puts."""
 
-    store: cystore.MessageStore | None = None
-    puts = 0
+    def __init__(self, name: str, **settings: object) -> None:
+        self._name, self._settings, self._puts = name, settings, 0
+        self._store: cystore.MessageStore | None = None
+        atexit.register(self.close)  # before the folder is removed
 
-    @classmethod
-    def close(cls) -> None:
-        if cls.store is not None:
-            cls.store.close()
+    def store(self) -> cystore.MessageStore:
+        if self._store is None or self._puts % 3000 == 0:
+            self.close()
+            shutil.rmtree(ROOT / self._name, ignore_errors=True)
+            settings = {**SETTINGS, "mapped_file_size_commit_log_bytes": 1 << 20, **self._settings}
+            self._store = cystore.open(ROOT / self._name, **settings)
+        self._puts += 1
+        return self._store
+
+    def is_full(self) -> None:
+        """Every queue is taken: the next put begins anew."""
+        self._puts = 0
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
 
 
-atexit.register(_Open.close)  # before the folder is removed
+_puts = _Renewed("puts", message_delay_level="0s")
+_light = _Renewed("light", enable_lmq=True, enable_multi_dispatch=True)
+
+
+def run_light(data: bytes) -> None:
+    """Names of light queues: a put refuses them, or the message is in each of them at the offset that it says."""
+    store, value = _light.store(), data.decode("utf-8", "surrogateescape")
+    try:
+        put = store.put("T", b"body", properties={"INNER_MULTI_DISPATCH": value})
+    except MessageIllegalError:
+        return
+    except cystore.StoreFullError:
+        return _light.is_full()
+    offsets = store.read(put.physical_offset).properties.get("INNER_MULTI_QUEUE_OFFSET", "")
+    store.dispatch()
+    for name, offset in zip(filter(None, value.split(",")), filter(None, offsets.split(",")), strict=True):
+        found = store.get(name, 0, int(offset), 1).messages
+        same("place", [message.physical_offset for message in found], [put.physical_offset])
 
 
 def run_put(data: bytes) -> None:
     """Arguments of users: a put refuses them, or the message comes back unchanged; a delayed one reaches its topic
     unchanged."""
-    if _Open.store is None or _Open.puts % 3000 == 0:
-        _Open.close()
-        shutil.rmtree(ROOT / "puts", ignore_errors=True)
-        _Open.store = cystore.open(
-            ROOT / "puts",
-            **{**SETTINGS, "mapped_file_size_commit_log_bytes": 1 << 20, "message_delay_level": "0s"},
-        )
-    _Open.puts += 1
+    store = _puts.store()
     body, *rest = data.split(b"\0")
     topic, key, tag, name, value = (
         *(part.decode("utf-8", "surrogateescape") for part in rest[:5]),
@@ -366,19 +390,18 @@ def run_put(data: bytes) -> None:
     )
     try:
         given = {"keys": (key,), "tags": tag, "properties": {name: value} if name else None}
-        put = _Open.store.put(topic, body, **given)
-        plain = _Open.store.put(topic, body, keys=(key,), tags=tag)
-        waiting = _Open.store.put(topic, body, **given, delay_level=1 + len(data) % 3)
+        put = store.put(topic, body, **given)
+        plain = store.put(topic, body, keys=(key,), tags=tag)
+        waiting = store.put(topic, body, **given, delay_level=1 + len(data) % 3)
     except MessageIllegalError:
         return
     except cystore.StoreFullError:
-        _Open.puts = 0  # every queue is taken
-        return
-    same("delivered", _Open.store.deliver(), 1)
-    _, delivered = _Open.store.scan(waiting.physical_offset)
+        return _puts.is_full()
+    same("delivered", store.deliver(), 1)
+    _, delivered = store.scan(waiting.physical_offset)
     same("its level", delivered.delay_level, 1)
-    plainly = _Open.store.read(plain.physical_offset)
-    for found in (_Open.store.read(put.physical_offset), plainly, delivered):
+    plainly = store.read(plain.physical_offset)
+    for found in (store.read(put.physical_offset), plainly, delivered):
         same("message", (found.topic, bytes(found.body), found.keys), (topic, body, (key,) if key else ()))
         same("tag", found.tags or "", tag)
         if name and found is not plainly:
@@ -394,6 +417,7 @@ EDITS = [
     edit(2, 44, b"\0\0\0\1"),
 ]
 WHOLE = [b"\0", b"\x80", *(bytes([128 * (n % 2)]) + edit(n, 8 + 40 * n, b"\xff" * 8) for n in range(8))]
+LIGHT = [b"%LMQ%a", b"%LMQ%a,%LMQ%b,%LMQ%c", b"%LMQ%a,%LMQ%a", b"a,%LMQ%", b",", b"%LMQ%" + b"x" * 122]
 PUTS = [
     b"body",
     b"body\0T\0key\0tag\0name\0value",
@@ -404,6 +428,7 @@ TARGETS = (
     Target("queue", run_queue, lambda: EDITS, None, 8_000),
     Target("query", run_query, lambda: EDITS, None, 8_000),
     Target("control", run_control, lambda: EDITS, None, 3_000),
+    Target("light", run_light, lambda: LIGHT, None, 3_000),
     Target("put", run_put, lambda: PUTS, None, 15_000),
     Target("store", run_store, lambda: WHOLE, None, 100, python=True),
     Target("recovery", run_recovery, lambda: WHOLE, None, 30, python=True),

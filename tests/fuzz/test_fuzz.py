@@ -61,6 +61,7 @@ REACHED_BY = {
     "message": "message",
     "append": "put",
     "append_loop": "put",
+    "light": "light",
     "latest": "latest",
     "copied": "copied",
     "properties": "properties",
