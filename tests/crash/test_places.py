@@ -19,9 +19,9 @@ def test_the_kill_row_uses_every_failpoint_of_the_sources():
     needs messages that wait (test_deliver_kill.py, test_carry_kill.py), of Spark's sink (test_sink_commit.py), of the
     removal of queues (test_topic_removal.py), of the scrub (test_duty_fleet.py), of consumers (test_consumer_kill.py),
     of named dispatchers (test_dispatcher_kill.py), of messages that are put once (test_once_kill.py), of transactions
-    (test_transaction_kill.py), of compaction (test_compact_kill.py), of the files ahead of a store that is closed
-    (test_close_kill.py), of a log that is copied from a master (tests/ha/test_follow.py), and of a handle that only
-    reads and is alone (test_reader_follows.py)."""
+    (test_transaction_kill.py), of compaction (test_compact_kill.py), of light queues (test_light_kill.py), of the files
+    ahead of a store that is closed (test_close_kill.py), of a log that is copied from a master
+    (tests/ha/test_follow.py), and of a handle that only reads and is alone (test_reader_follows.py)."""
     elsewhere = (
         "clean.",
         "deliver.",
@@ -39,6 +39,7 @@ def test_the_kill_row_uses_every_failpoint_of_the_sources():
         "cut.",
         "allocate.removed",
         "compact.",
+        "append.light_",
     )
     assert set(PLACES) == {name for name in in_sources() if not name.startswith(elsewhere)}
     assert len(PLACES) >= 40

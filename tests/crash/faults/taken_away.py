@@ -68,7 +68,7 @@ def overwrite_control(
 def run_lock(run: Run) -> None:
     with ForkServer(environment()) as fork_server:
         fork_server.ask(
-            "setattr(__import__('sys').modules['cystore.system.store_lock'], '_DIRECTORY_WAIT_S', 0.0)"
+            "setattr(__import__('importlib').import_module('cystore.system.store_lock'), '_DIRECTORY_WAIT_S', 0.0)"
         )
         for case in run.cases():
             harm = (delete, replace, overwrite)[case.number % 3]

@@ -163,7 +163,7 @@ def test_closed_handle_refuses_everything(control):
         name
         for name in dir(Control)
         if not name.startswith("_")
-        and name not in ("closed", "file", "read_only", "detach", "release", "on_repair")
+        and name not in ("closed", "file", "read_only", "detach", "release", "on_repair", "turn_owner")
     ]
     given = {
         "find_queue": ("T", 0),
