@@ -273,11 +273,14 @@ class Consumer:
     def _queue_of(self, message: Message) -> QueueInFlight | None:
         if type(message) is not Message or message.physical_offset is None:
             raise StoreConfigError(f"message: must be a message that this consumer gave, not {message!r}")
+        own, several = (message.topic, message.queue_id), False
         for topic, queue_id, queue_offset in queues_of(message) if self._has_light else ():
             queue = self._queues.get((topic, queue_id))
             if queue is not None and queue.has_given(queue_offset, message):
                 return queue
-        return self._queues.get((message.topic, message.queue_id))
+            several |= topic in self.topics and (topic, queue_id) != own
+        # Where it may come from a light queue, another object of the same message says nothing about its own queue.
+        return None if several else self._queues.get(own)
 
     def _collect(self, max_count: int) -> list[Message]:
         """Messages for the program, from each queue in turn. Reads no queue while messages that were read are left, so

@@ -150,6 +150,18 @@ def test_a_consumer_of_a_light_queue(tmp_path):
         assert store.next_queue_offset(A, 0) == len(put[A]) + 1
 
 
+def test_an_acknowledgement_counts_in_one_queue(tmp_path):
+    with open_small(tmp_path / "s", **LIGHT) as store, store.consumer("G", ["T", A]) as consumer:
+        for turn in (1, 2):
+            store.put("T", b"", properties=named(A))
+            given = [*consumer.poll(timeout_s=60)]
+            while more := consumer.poll(timeout_s=0):
+                given += more
+            assert len(given) == 2
+            for message in given[:: 1 if turn == 1 else -1]:
+                assert (consumer.ack(message), consumer.ack(message)) == (1, 0)
+
+
 def test_a_copied_message_gets_new_offsets(tmp_path):
     with open_small(tmp_path / "s", **LIGHT) as store:
         store.put("T", b"one", properties=named(A, B))
