@@ -14,7 +14,7 @@ from libc.string cimport memcpy, memset
 
 from cystore._native.append.append cimport FORBID_WRITING
 from cystore._native.append.append_loop cimport AppendLoop
-from cystore._native.append.light cimport light_check, light_room, light_without_offsets
+from cystore._native.append.light cimport light_check, light_check_list, light_room, light_without_offsets
 from cystore._native.append.batch cimport check_batch, check_together, results_of
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
 from cystore._native.memory.control cimport Control
@@ -435,6 +435,8 @@ cdef class Appender(AppendLoop):
                 for i in range(count):
                     items[i].properties = buffer.start + room
                     room += items[i].properties_len + light_room(&items[i])
+            if self.light_queues_max:
+                light_check_list(self.target.block, items, count, self.light_queues_max)
             if is_batch:
                 check_batch(items, count, self.max_body_bytes)
             if together:

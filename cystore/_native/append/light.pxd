@@ -28,6 +28,8 @@ cdef inline int light_room(const append_item* item) noexcept nogil:
 # Reads the light queues of a message whose properties are the last in the buffer, and makes room behind them.
 # `most`: how many light queues the store may have. Raises MessageIllegalError, StoreFullError.
 cdef int light_check(control_block* block, append_item* item, property_buffer* buffer, int64_t most) except -1
+# The same limit for the messages of a list together, when all of them were read and `properties` is set.
+cdef int light_check_list(control_block* block, const append_item* items, Py_ssize_t count, int64_t most) except -1
 # Takes the queue offsets out of properties that were copied from a record: the copy is in no light queue yet. Gives
 # their length.
 cdef int light_without_offsets(uint8_t* properties, int length) noexcept nogil

@@ -95,6 +95,30 @@ cdef int light_check(control_block* block, append_item* item, property_buffer* b
     return 0
 
 
+cdef int light_check_list(control_block* block, const append_item* items, Py_ssize_t count, int64_t most) except -1:
+    cdef const uint8_t* at
+    cdef const uint8_t* end
+    cdef const uint8_t* name
+    cdef int length = 0
+    cdef int64_t named = 0
+    cdef Py_ssize_t i
+    cdef set new
+    for i in range(count):
+        named += items[i].light_count
+    if named == 0 or named + load_u32(&block.queue_count) <= most:
+        return 0
+    new = set()
+    for i in range(count):
+        at, end = items[i].properties + items[i].light_at, items[i].properties + items[i].light_at + items[i].light_len
+        while items[i].light_count and _next_name(&at, end, &name, &length):
+            if control_find_queue(block, name, length, 0) == NULL:
+                new.add(name[:length])
+    if new and len(new) + <int64_t>_light_known(block) > most:
+        raise StoreFullError(f"the store has {_light_known(block)} light queues, and the messages make {len(new)} "
+                             f"more; at most max_lmq_consume_queue_num = {most}")
+    return 0
+
+
 cdef int light_without_offsets(uint8_t* properties, int length) noexcept nogil:
     cdef property_view found
     cdef const uint8_t* begin

@@ -215,12 +215,19 @@ def test_a_store_has_a_limit(tmp_path):
         store.put("T", b"", properties=named(A, B))
         with pytest.raises(cystore.StoreFullError, match="max_lmq_consume_queue_num = 3"):
             store.put("T", b"", properties=named(A, "%LMQ%c", "%LMQ%d"))
-        store.put("T", b"", properties=named(A, "%LMQ%c"))
+        with pytest.raises(cystore.StoreFullError, match="the messages make 2 more"):
+            store.put_many(
+                [cystore.Message(topic="T", body=b"", properties=named(f"%LMQ%{n}")) for n in "cdcab"]
+            )
+        assert store.next_queue_offset("T", 0) == 1
+        store.put_many(
+            [cystore.Message(topic="T", body=b"", properties=named("%LMQ%c", A)) for _ in range(3)]
+        )
         with pytest.raises(cystore.StoreFullError):
             store.put("T", b"", properties=named("%LMQ%d"))
         store.delete_topic(B)
         store.put("T", b"", properties=named("%LMQ%d"))
-        assert [store.next_queue_offset(f"%LMQ%{name}", 0) for name in "abcd"] == [2, 1, 1, 1]
+        assert [store.next_queue_offset(f"%LMQ%{name}", 0) for name in "abcd"] == [4, 1, 3, 1]
 
 
 def test_without_the_settings_the_property_is_any_other(tmp_path):
