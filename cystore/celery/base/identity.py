@@ -15,9 +15,11 @@ _known: weakref.WeakKeyDictionary[MessageStore, str] = weakref.WeakKeyDictionary
 
 
 def store_id_of(store: MessageStore) -> str:
-    """The id of a store, made by the first process that asks. Raises StoreFormatError if it is damaged."""
+    """The id of a store, made by the first process that asks. Raises StoreFormatError if it is damaged, and
+    StoreMovedError if it would be made where the store is no more."""
     path = store.path / "config" / STORE_ID
     if not path.exists():
+        store.check_usable()  # `store.path` is a name: it would make a directory for the id
         with files.temporary(store.path) as draft:
             files.write_whole(store.path, draft, str(uuid.uuid4()).encode(), keep_last=False)
             with contextlib.suppress(FileExistsError):  # another process was first

@@ -12,6 +12,7 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
+from cystore.celery.base.identity import known_id_of, store_id_of
 from cystore.celery.base.store_watch import EXIT_CODE
 from cystore.celery.stores import SERVER, close_shared
 from cystore.layout import FLAGS
@@ -164,6 +165,23 @@ def test_a_forked_child_makes_no_second_store(tmp_path):
     assert not (tmp_path / "s").exists()
     (tmp_path / "moved").rename(tmp_path / "s")
     store.close()
+
+
+def test_no_id_is_made_where_a_store_is_no_more(tmp_path):
+    """Seen: a pool process that did not know the id yet made a directory at the old place, for a new id. So the store
+    that `mv` gave back landed within that directory, and a worker with `cystore_store_away = "wait"` waited for
+    ever."""
+    path = tmp_path / "s"
+    store = cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20)
+    try:
+        path.rename(tmp_path / "moved")
+        with pytest.raises(cystore.StoreMovedError):
+            store_id_of(store)
+        assert not path.exists()
+        (tmp_path / "moved").rename(path)
+        assert store_id_of(store) == known_id_of(store)
+    finally:
+        store.close()
 
 
 def test_a_message_about_options_names_create(tmp_path):
