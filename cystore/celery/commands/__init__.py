@@ -55,6 +55,22 @@ class _Commands(click.Group):
         found: click.Command = importlib.import_module(module).command
         return found
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the arguments name. The error about a misspelt name shows similar ones, as Celery's own
+        does."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            similar = difflib.get_close_matches(args[0], self.list_commands(ctx), cutoff=0.5)
+            if not similar:
+                raise
+            hint = "\n    ".join(("Did you mean one of these?", *similar))
+            raise click.UsageError(f"{error.message}\n\n{hint}", error.ctx) from None
+
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command. If the reader of the output goes away (`| head`), it ends silently, as the program
         `cystore` does."""

@@ -8,12 +8,13 @@ import click
 import cystore
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.commands.shared import app_store, command_options
-from cystore.operate.output import one_line, write_line
+from cystore.operate.output import one_line, write_json, write_line
 
 
 @click.command("create", epilog=command_options.examples("create"))
+@command_options.json_option
 @click.pass_context
-def command(ctx: click.Context) -> None:
+def command(ctx: click.Context, as_json: bool) -> None:
     """Make the store at the path that result_backend names; an existing one does not change."""
     location = app_store.location_of(ctx)
     with (
@@ -21,4 +22,7 @@ def command(ctx: click.Context) -> None:
         cystore.open(location.path, config=location.config(create=True)) as store,
     ):
         number = store_id_of(store)
-    write_line(f"store {number} at {one_line(location.path)}")
+    if as_json:
+        write_json({"store": number, "path": location.path})
+    else:
+        write_line(f"store {number} at {one_line(location.path)}")

@@ -209,6 +209,17 @@ def test_help_has_an_example(run, name):
     assert f"celery -A shop cystore {name}" in run(name, "--help").stdout
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_json(run, name):
+    assert "--json" in run(name, "--help").stdout
+
+
+def test_a_misspelt_command_gets_a_hint(run):
+    """Celery's own commands have one: `celery statu`."""
+    said = run("unfinishd", code=2).output
+    assert "No such command 'unfinishd'" in said and "Did you mean" in said and "unfinished" in said
+
+
 def test_the_commands_of_the_documents_exist(run):
     """With the options that they are shown with."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
