@@ -36,6 +36,7 @@ from cystore.celery.duties import duty_runs, ticks
 from cystore.celery.duties.duty_news import DutyEvents, MinuteLog
 from cystore.celery.duties.duty_runs import ALL, REPUT, Held
 from cystore.celery.redis_urls import RedisAwayError
+from cystore.celery.results import memory
 from cystore.clock import monotonic_s, now_ms
 from cystore.engine.files.progress import Progress
 from cystore.operate.output import time_text
@@ -234,6 +235,7 @@ class Keeper:
         with TURN:
             quiet = self._is_quiet()
             progress = self.run_once()
+            memory.look(self._store, memory.LARGE_BYTES)  # services of this process touch what others append
             self._pause_s = duty_runs.quiet_s(self._store, LOOK_S) if quiet else LOOK_S
             return progress
 

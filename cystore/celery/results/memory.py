@@ -28,7 +28,8 @@ def shared_bytes() -> int:
 
 
 def look(store: MessageStore, record_bytes: int = 0) -> None:
-    """Called after a record was written or read. Releases the store's pages if there are many."""
+    """Called after a record was written or read, and by the main process after each turn of its duties. Releases the
+    store's pages if there are many."""
     global _calls, _unseen_bytes, _before_bytes
     _calls += 1
     _unseen_bytes += record_bytes
