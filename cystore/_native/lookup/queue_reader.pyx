@@ -81,6 +81,7 @@ cdef struct get_call:
     bint has_tail
     int64_t wrote           # when the call began, where dispatch was behind: what was appended by then has to be seen
     int64_t offset
+    int64_t examined        # how many entries the call looks at, at most
     int64_t minimum
     int64_t dispatched
     int64_t following
@@ -89,7 +90,7 @@ cdef struct get_call:
 
 cdef inline int64_t _examined(const get_call* c) noexcept nogil:
     """How many entries the call looks at, if each of them stands for a message."""
-    return c.select.limits.max_count if c.select.program == NULL else max(FILTERED_ENTRIES, c.select.limits.max_count)
+    return c.select.limits.max_count if c.select.program == NULL else c.examined
 
 
 cdef int _get(get_call* c, log_window* window) except -1 nogil:
@@ -117,8 +118,7 @@ cdef int _select(get_call* c, log_window* window) except -1 nogil:
             or c.place.removals != load_u32(&c.entry.removals):
         return NEED_FILE
     c.select.entries = c.place.address + (position - c.place.base)
-    c.select.count = min(min(c.dispatched, c.place.end // <int64_t>QUEUE_ENTRY_BYTES) - c.offset,
-                         max(FILTERED_ENTRIES, c.select.limits.max_count))
+    c.select.count = min(min(c.dispatched, c.place.end // <int64_t>QUEUE_ENTRY_BYTES) - c.offset, c.examined)
     return queue_select(&c.select, window)
 
 
@@ -247,6 +247,7 @@ cdef class QueueReader:
         keep_block = self.control.file
         c.block = block
         c.offset = offset
+        c.examined = max(FILTERED_ENTRIES, max_count)
         c.log_minimum = load_i64(&block.min_physical_offset)
         if c.log_minimum != self.cleaned_below:
             return None

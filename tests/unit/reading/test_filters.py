@@ -83,13 +83,17 @@ def test_tags_and_filter_both_have_to_match(store):
     assert everything(store, tags="B", filter=lambda message: int(message.properties["a"]) < 50) == expected
 
 
-@pytest.mark.parametrize("filter", ["a >= 900", lambda message: int(message.properties["a"]) >= 900])
+@pytest.mark.parametrize(
+    "filter", ["a >= 900", SqlFilter("a >= 900"), lambda message: int(message.properties["a"]) >= 900]
+)
 def test_a_call_looks_at_a_bounded_number_of_messages(store, filter):
     got = store.get("T", 0, 0, 10, filter=filter)
     assert (got.status, got.messages) == (GetStatus.NO_MATCHED_MESSAGE, [])
     assert got.next_offset == FILTERED_ENTRIES
     got = store.get("T", 0, FILTERED_ENTRIES, 10, filter=filter)
     assert (got.status, len(got.messages), got.next_offset) == (GetStatus.FOUND, 10, 910)
+    got = store.get("T", 0, 0, FILTERED_ENTRIES + 50, filter=filter)
+    assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, FILTERED_ENTRIES + 50)
     got = store.get("T", 0, 1000, 1000, filter=filter)
     assert len(got.messages) == 32 == store.config.max_transfer_count_on_message_in_memory
 
