@@ -213,7 +213,7 @@ cdef class QueueReader:
     cdef int from_tail(self, get_call* c, LogWindow window, uint32_t slot) except -1:
         """Selects from the entries that dispatch has not written yet: a status of `queue_select`, or NOT_HERE."""
         cdef int64_t room = c.select.limits.max_count * <int64_t>(sizeof(chosen_record) // sizeof(int64_t))
-        cdef int64_t wanted = min(c.following - c.offset, c.select.limits.max_count)
+        cdef int64_t wanted = min(c.following - c.offset, _examined(c))
         cdef int64_t* numbers = window.room(room + wanted * <int64_t>QUEUE_ENTRY_BYTES // <int64_t>sizeof(int64_t) + 1)
         cdef uint8_t* entries = <uint8_t*>(numbers + room)
         cdef int status
@@ -223,8 +223,8 @@ cdef class QueueReader:
         c.select.entries = entries
         with nogil:
             status = queue_select(&c.select, &window.c)
-        if (status == SELECT_DONE and c.select.at == wanted and c.select.found < c.select.limits.max_count
-                and wanted < c.following - c.offset):
+        if (status == SELECT_DONE and c.select.program == NULL and c.select.at == wanted
+                and c.select.found < c.select.limits.max_count and wanted < c.following - c.offset):
             return NOT_HERE  # entries of expired messages were passed over: more are needed
         return status
 

@@ -15,6 +15,7 @@ from cystore import FilterError, GetStatus, SqlFilter
 from cystore._native.filters import program
 from cystore._native.filters.program import STEP_KINDS, FilterProgram
 from cystore.derived.reading.reader import FILTERED_ENTRIES
+from tests.support.small_stores import open_small
 
 COUNT = 2000
 # A consume queue file holds 1,000 entries; a call reads one file.
@@ -325,6 +326,20 @@ def test_a_compiled_filter_is_answered_without_python(store, monkeypatch):
     assert found == expected
     nothing = get("T", 0, 10, 7, filter=SqlFilter("a = 9"))
     assert (nothing.status, nothing.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10 + FILTERED_ENTRIES)
+
+
+@pytest.mark.parametrize("filter", ["a = 0", SqlFilter("a = 0")], ids=["text", "compiled"])
+def test_a_reader_looks_at_as_many_undispatched_messages(tmp_path, filter):
+    """More segments have them than a reader has at hand."""
+    count = FILTERED_ENTRIES + 1
+    message = cystore.Message(topic="T", body=bytes(1500), properties={"a": "1"})
+    with open_small(tmp_path) as store, cystore.open(tmp_path, read_only=True) as reader:
+        store.put_many([message] * count)
+        assert len(reader.get("T", 0, FILTERED_ENTRIES).messages) == 1
+        got = reader.get("T", 0, 0, 5, filter=filter)
+        assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, FILTERED_ENTRIES)
+        got = reader.get("T", 0, 0, count, filter=filter)
+        assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, count)
 
 
 @pytest.mark.parametrize("length", range(1, 20))
