@@ -11,7 +11,7 @@ from cystore._native.filters.latest import BYTES_OF_SLOT
 from cystore._native.record import record
 from cystore._native.record.checksum import crc32c
 from cystore.engine.files.compacted_file import HEADER_BYTES, Header, numbers, parse_header, path_of
-from cystore.engine.manifest.compaction_facts import compaction_of
+from cystore.engine.manifest.compaction_facts import FileFacts, compaction_of
 from cystore.engine.manifest.manifest import Facts, look
 from cystore.errors import StoreFormatError, StoreIOError
 from cystore.layout import TOTAL_SIZE
@@ -29,9 +29,13 @@ def compacted_damage(root: Path) -> Iterator[Damage]:
     missing = missing_file(root)
     if missing is not None:
         yield missing
+    known = compaction_of(look(root).facts or Facts()).file
     check = _newest(root)
     if check is not None:
         try:
+            other = None if known is None else check.other_than(known)
+            if other is not None:
+                yield other
             while not check.done:
                 yield from check.step(WINDOW_BYTES)
         finally:
@@ -66,7 +70,7 @@ class CompactedCheck:
     """Reads one compacted file, in slices, from a position on."""
 
     def __init__(self, root: Path, number: int, position: int = 0) -> None:
-        self.path = path_of(root, number)
+        self.path, self._number = path_of(root, number), number
         self.position = position
         self.done = False
         self._stack = ExitStack()
@@ -84,6 +88,13 @@ class CompactedCheck:
     def close(self) -> None:
         """Closes the file."""
         self._stack.close()
+
+    def other_than(self, known: FileFacts) -> Damage | None:
+        """The damage of a file that is not the one of its number that the manifest knows."""
+        if self._header is None or known.number != self._number or known.describes(self._header):
+            return None
+        why = "the header: another file has the name of the compacted file that the manifest knows"
+        return Damage(KIND, self.path, 0, HEADER_BYTES, why)
 
     def step(self, max_bytes: int) -> Iterator[Damage]:
         """The damage of the next slice, of about `max_bytes` of records; the index is one slice. `position` and `done`

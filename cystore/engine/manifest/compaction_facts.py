@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cystore.engine.manifest.manifest import Facts
+
+if TYPE_CHECKING:
+    from cystore.engine.files.compacted_file import Header
 
 SECTION = "compaction"  # in the manifest
 FINDINGS_KEPT = 20
@@ -35,10 +38,25 @@ class FileFacts:
     examined: int = 0
     made_ms: int = 0
 
+    def describes(self, header: Header) -> bool:
+        """Whether the file of that number has the header that a turn wrote. Earlier versions noted too little to
+        tell."""
+        return not self.size_bytes or self == dataclasses.replace(
+            facts_of(self.number, header), covered=self.covered
+        )
+
     @property
     def dead_ratio(self) -> float:
         """The share of the examined records that the turn left out, because a newer one replaced them."""
         return 1 - self.records / self.examined if self.examined > self.records else 0.0
+
+
+def facts_of(number: int, header: Header) -> FileFacts:
+    """The facts of the file of that number."""
+    return FileFacts(
+        number, header.covered, header.uncertain_below, header.records, header.keys, header.length,
+        header.records_end, header.examined, header.made_ms,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from cystore.engine.files.quarantine import compacted_name, put_aside
 from cystore.engine.files.segments import base_of_name
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.removal import Need
-from cystore.engine.manifest.compaction_facts import compaction_of, with_compaction
+from cystore.engine.manifest.compaction_facts import compaction_of, facts_of, with_compaction
 from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import (
@@ -58,7 +58,7 @@ from cystore.errors import (
     StoreFullError,
     StoreTimeoutError,
 )
-from cystore.services.compact.in_force import InForce, Judged, Standing, facts_of
+from cystore.services.compact.in_force import InForce, Judged, Standing
 from cystore.services.compact.selection import Report, Selection, matches
 from cystore.system import files
 from cystore.system.ranges.new_file import NewFile, new_file
@@ -248,7 +248,8 @@ class Compactor:
         return before
 
     def _enter(self, file: CompactedFile, damaged: tuple[str, ...]) -> None:
-        entered, now_ms = facts_of(file), clock.now_ms(self._control)
+        assert file.header is not None
+        entered, now_ms = facts_of(file.number, file.header), clock.now_ms(self._control)
         self.in_force.enter(
             lambda known: replace(known, file=entered).with_findings(damaged, now_ms),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cystore._native.memory.control import Control
@@ -19,6 +19,7 @@ from cystore.engine.manifest.compaction_facts import (
     CompactionFacts,
     FileFacts,
     compaction_of,
+    facts_of,
     with_compaction,
 )
 from cystore.engine.manifest.manifest import Manifest
@@ -36,7 +37,7 @@ class Standing(enum.Enum):
     CUT = "the log lost its end since the file was made"
     GAP = "a later part of the log was removed before it was compacted"
     DAMAGED = "its header cannot be read"
-    LOST = "the file that the manifest names is missing"
+    LOST = "the file that the manifest names is missing, or another file has its name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,8 @@ class InForce:
             return Standing.DAMAGED if known is None or known.covered >= minimum else Standing.GAP
         covered = found.header.covered
         if known is not None and known.number == found.number:
+            if not known.describes(found.header):
+                return Standing.LOST
             covered = min(covered, known.covered)  # the log was shorter at an open since
         if covered >= minimum:
             cut = covered < found.header.covered or self.log_was_truncated(found.header)
@@ -173,11 +176,11 @@ class InForce:
 
     def look_at_open(self) -> None:
         """Logs that the file is missing. Enters that the log is shorter than the file covers, before it grows."""
-        known, wrote = self.facts().file, self._control.wrote
+        known = self.facts().file
         try:
             missing = self.missing()
-            if known is not None and wrote < known.covered and not self._control.read_only:
-                self.enter(lambda facts: facts.cut_at(wrote))
+            if not self._control.read_only:
+                self._enter_cut(known)
         except StoreError as error:
             log.error("the compacted file cannot be judged: %s", error)
             return
@@ -188,12 +191,14 @@ class InForce:
                 missing,
             )
 
-
-def facts_of(file: CompactedFile) -> FileFacts:
-    """The facts that the manifest has of an intact file."""
-    header = file.header
-    assert header is not None
-    return FileFacts(
-        file.number, header.covered, header.uncertain_below, header.records, header.keys, file.file.length,
-        header.records_end, header.examined, header.made_ms,
-    )  # fmt: skip
+    def _enter_cut(self, known: FileFacts | None) -> None:
+        """A killed turn may have left a file that the manifest does not know: then that is the one that is cut."""
+        number = -1 if known is None else known.number
+        if max(numbers(self._root), default=-1) > number:
+            found = self.newest()
+            if found is not None and found.number > number and found.header is not None:
+                known = facts_of(found.number, found.header)
+        wrote = self._control.wrote  # read last: other processes may append and compact
+        if known is not None and wrote < known.covered:
+            cut = known
+            self.enter(lambda facts: replace(facts, file=cut).cut_at(wrote))

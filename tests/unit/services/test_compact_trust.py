@@ -12,6 +12,7 @@ import pytest
 import cystore
 from cystore.engine.files.compacted_file import HEADER_BYTES, numbers, path_of
 from cystore.metrics import metrics
+from cystore.services.compact.compactor import Compactor
 from cystore.services.compact.selection import Selection
 from cystore.verify import verify
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
@@ -216,6 +217,57 @@ def test_an_older_file_that_is_put_back_is_not_believed(tmp_path):
         assert any("missing" in what for what in store.compact().damaged)
         assert store.latest(TOPIC, "k") is None
         assert len(copies(tmp_path)) == 1
+
+
+def test_the_file_of_another_store_is_not_believed(tmp_path):
+    paths = tmp_path / "a", tmp_path / "b"
+    for path in paths:
+        with open_small(path, **EXPIRED) as store:
+            store.put(TOPIC, path.name.encode(), keys=["k"])
+            clean_away(store)
+    names = [path_of(path, numbers(path)[-1]) for path in paths]
+    assert names[0].name == names[1].name
+    os.replace(names[1], names[0])
+    assert [reason for _, reason in damage_of(paths[0])] == [
+        "the header: another file has the name of the compacted file that the manifest knows"
+    ]
+    with open_small(paths[0]) as store:
+        with pytest.raises(cystore.CorruptRecordError, match="missing"):
+            store.latest(TOPIC, "k")
+        assert any("missing" in what for what in store.compact().damaged)
+        assert store.latest(TOPIC, "k") is None
+        assert len(copies(paths[0])) == 1
+    assert damage_of(paths[0]) == []
+
+
+@pytest.mark.parametrize("grows", [False, True], ids=["shorter", "other records"])
+def test_the_file_of_a_killed_turn_is_cut_with_the_log(tmp_path, monkeypatch, grows):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"kept", keys=["b"])
+        clean_away(store)
+        cut = store.put(TOPIC, b"lost", keys=["a"])
+        store.put(TOPIC, bytes(99), keys=["c"])
+        store.flush()
+        store.dispatch()
+        with monkeypatch.context() as patch:
+            patch.setattr(Compactor, "_enter", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                store.compact()
+    segment = max((tmp_path / "commitlog").glob("0*"))
+    with segment.open("r+b") as file:
+        file.seek(cut.physical_offset - int(segment.name) + BODY_AT)
+        file.write(b"x")
+    with open_small(tmp_path, damaged_range="truncate") as store:
+        assert store.stats()["wrote"] == cut.physical_offset
+        expected = {"b": b"kept"}
+        if grows:
+            store.put(TOPIC, b"new", keys=["z"])
+            store.put("other", bytes(500))
+            store.flush()
+            expected["z"] = b"new"
+        for _ in range(2):
+            assert found_in(store) == expected
+            clean_away(store)
 
 
 def test_the_manifest_knows_the_file_whose_header_is_damaged(tmp_path):
