@@ -51,7 +51,7 @@ class Selection:
         if leave_out_from is not None:
             self.table.leave_out_from(leave_out_from)
         at, whole = HEADER_BYTES, before.header is not None
-        end = min(end or before.records_end, before.records_end)
+        known, end = end, min(end or before.records_end, before.records_end)
         while at < end:
             at, status = self.table.take(before.file, at, end, in_log=False)
             if status != OK:
@@ -63,6 +63,8 @@ class Selection:
                 at, whole = following, False
         if before.header is None:
             self.tell(f"the header of {before.path} ({before.problem})")
+        if known > end:  # the file was cut
+            self.uncertain_in_file = OFFSET_MAX
         return whole
 
     def take_log(self, begin: int, end: int, report: Report | None = None) -> None:

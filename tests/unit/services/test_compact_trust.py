@@ -288,6 +288,20 @@ def test_the_manifest_knows_the_file_whose_header_is_damaged(tmp_path):
         store.configure(compacted_topics="")
 
 
+@pytest.mark.parametrize("length", [0, HEADER_BYTES, HEADER_BYTES + 200])
+def test_a_file_that_was_cut_makes_its_values_uncertain(tmp_path, length):
+    with open_small(tmp_path, **EXPIRED) as store:
+        for key in "abc":
+            store.put(TOPIC, b"1", keys=[key])
+        clean_away(store)
+        os.truncate(path_of(tmp_path, numbers(tmp_path)[-1]), length)
+    with open_small(tmp_path) as store:
+        assert store.compact().damaged
+        assert store.latest(TOPIC, "c") is None
+        with pytest.raises(cystore.CorruptRecordError, match="uncertain"):
+            store.latest(TOPIC, "c", certain=True)
+
+
 def found_in_list(store):
     return {key: bytes(one.body) for one in store.compacted(TOPIC) for key in one.keys}
 
