@@ -12,13 +12,13 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.celery.integration.sources import ROOT, sources
 from tools.processes import ends_with_us
-from tools.redis_server import redis_server
+from tools.redis_server import RedisUnavailableError, redis_server
 
 TESTS = ["t/integration", "--ignore=t/integration/test_backend.py"]  # that one needs an account at Azure
 PYTEST = [
@@ -38,6 +38,7 @@ NAME = Path(__file__).with_name(
 )  # a distribution: what its entry point names begins with "redis"
 BACKENDS = ("cystore", "redis")
 END_S = 30
+PORT_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,18 @@ def _environment(broker: str, backend: str, port: int) -> dict[str, str]:
 
 @contextmanager
 def _redis_with_port() -> Iterator[int]:
-    """Celery's tests want a Redis that listens on TCP."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with redis_server("--port", str(port), "--bind", "127.0.0.1", own=True):
+    """Celery's tests want a Redis that listens on TCP. Another process may take the free port first."""
+    with ExitStack() as stack:
+        for tries_left in reversed(range(PORT_TRIES)):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            try:
+                stack.enter_context(redis_server("--port", str(port), "--bind", "127.0.0.1", own=True))
+                break
+            except RedisUnavailableError:
+                if not tries_left:
+                    raise
         yield port
 
 
