@@ -51,7 +51,7 @@ cdef struct append_target:
     int64_t last_seen
     int64_t needed
     int64_t wanted
-    int64_t slow_ms             # a put took so long, and nobody was told yet; 0: none
+    int64_t slow_ms             # a put took so long, and that is not reported yet; 0: none
     wall_clock clock
 
 cdef inline int latency_bucket(int64_t ms) noexcept nogil:
@@ -89,7 +89,7 @@ cdef inline void expect_next_records(const uint8_t* p) noexcept nogil:
 
 cdef inline bint may_acknowledge(control_block* block) noexcept nogil:
     """Whether a replicated put may begin: without an election always, else before the lease ends, with enough members
-    in sync. Nobody has to run for the lease to end: the clock does it."""
+    in sync. The clock alone ends the lease: no process has to run for that."""
     if load_i64(&block.epoch) == 0:  # acquire; release in Control.epoch
         return True
     if clock_read_ms(CLOCK_BOOTTIME) >= load_i64(&block.lease_until_ms):

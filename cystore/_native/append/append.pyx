@@ -123,8 +123,8 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             at += items[i].size
         if claims.count:
             light_claim(&claims)
-        # From the last to the first: when everybody dies the wrote position is lost, and recovery takes what stands
-        # in the log. It finds none of them until the first one is whole, and then all.
+        # From the last to the first: if all processes die, the wrote position is lost, and recovery takes the records
+        # that are in the log. It finds none of these until the first one is whole, and then all.
         for i in range(end - 1, begin - 1, -1):
             if i > begin:  # the CPU does not guess that the next one comes before this one
                 expect_write(target.address + (items[i - 1].physical_offset - target.base), items[i - 1].size)

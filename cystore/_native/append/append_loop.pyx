@@ -128,8 +128,8 @@ cdef class AppendLoop(FastAppender):
         return 0
 
     def forget_segment(self):
-        """Makes the next put ask its policy for the segment again. Does nothing while somebody appends; call it again
-        then."""
+        """Makes the next put ask its policy for the segment again. Does nothing while a thread appends; call it
+        again then."""
         cdef control_block* block = self.target.block
         if block == NULL or not control_intact(block):
             return

@@ -111,7 +111,7 @@ UNREADABLE = APPEND_UNREADABLE
 @cython.final
 @cython.auto_pickle(False)
 cdef class CopiedRecords:
-    """One batch of copied records: `check` takes it, `append` writes it, `wake` tells who waits. One thread uses it."""
+    """One batch of copied records: `check` takes it, `append` writes it, `wake` wakes waiters. One thread uses it."""
 
     cdef Control control
     cdef copied_record* records
@@ -213,7 +213,7 @@ cdef class CopiedRecords:
                 or file.base + file.length < self.position + self.length + BLANK_SIZE_MIN:
             raise StoreError("the records belong to another file", path=file.path, offset=self.position)
         if control_intact(block) and load_i64(&block.wrote) != self.position:
-            raise StoreError(f"somebody appended: the log ends at {load_i64(&block.wrote)}", path=file.path,
+            raise StoreError(f"another append came first: the log ends at {load_i64(&block.wrote)}", path=file.path,
                              offset=self.position)
         with nogil:
             status = self._append(block, file.address + (self.position - file.base))
@@ -281,7 +281,7 @@ cdef class CopiedRecords:
         return True
 
     def wake(self):
-        """Wakes who waits for an append; behind `append`, with the lock given back."""
+        """Wakes the threads that wait for an append. Call it after `append`, when the lock is given back."""
         cdef control_block* block = self.control.checked()
         cdef Py_ssize_t i
         control_wake_sleepers(block)

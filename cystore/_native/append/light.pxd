@@ -38,5 +38,5 @@ cdef int light_without_offsets(uint8_t* properties, int length) noexcept nogil
 cdef bint light_prepare(control_block* block, append_item* item, light_claims* claims) noexcept nogil
 cdef void light_claim(light_claims* claims) noexcept nogil
 cdef void light_publish(light_claims* claims) noexcept nogil
-# Wakes who waits for one of a message's light queues; with the lock given back.
+# Wakes the threads that wait for one of the message's light queues. The lock has been given back.
 cdef void light_wake(control_block* block, const append_item* item) noexcept nogil

@@ -76,7 +76,7 @@ cdef class FastAppender:
     cdef int64_t fast_body_bytes   # the longest body of the fast path; less than 0: none
     cdef int64_t file_bytes
     cdef int32_t max_body_bytes
-    cdef readonly PutResult last_result  # of the fast path; given again when nobody has kept it
+    cdef readonly PutResult last_result  # of the fast path; used again if the caller did not keep it
     cdef put_options defaults       # what a put without any of these arguments has
     cdef int32_t delay_levels
     cdef int64_t light_queues_max   # 0: messages have no light queues

@@ -166,7 +166,7 @@ cdef inline bint append_fast(FastAppender self, PyObject* topic, PyObject* body,
 
 
 cdef inline PutResult result_of(FastAppender self, const append_item* item):
-    """Where it is. The result that was given last is given again when nobody has kept it."""
+    """The place of the message. The last result object is used again if the caller did not keep it."""
     cdef PutResult result = self.last_result
     if Py_REFCNT(result) == LAST_RESULT_UNUSED:
         result.physical_offset = item.physical_offset

@@ -3,7 +3,7 @@ at a time.
 
 Order for each record: the queue's entry, the queue's `dispatched`, the index entries, the log's `dispatched`
 (release). A kill in between repeats the record: its queue entry is there or is written again with the same bytes, and
-its index entries are taken back first (`index_trim` from the log's `dispatched` on, by whoever goes on).
+its index entries are taken back first: the process that goes on calls `index_trim` from the log's `dispatched` on.
 """
 
 cimport cython

@@ -2,8 +2,8 @@
 
 Publication order of an entry: the file's end (so that a repair knows where to look), the entry's bytes, the count,
 the slot. A process killed between two of them leaves an entry that is not counted, or counted and in no chain; never
-a chain that leads to bytes nobody wrote. `index_trim` takes back what is at or behind a log position, which makes
-dispatch repeatable.
+a chain that leads to bytes that were not written. `index_trim` takes back the entries at or behind a log position,
+which makes dispatch repeatable.
 
 Nothing read from a file is trusted: entry numbers are checked against the count, and a chain only ever goes to lower
 numbers, so a cyclic one ends. Source of the format: IndexFile and IndexHeader of RocketMQ 4.9.3.

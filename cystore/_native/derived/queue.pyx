@@ -107,7 +107,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
         physical_offset = queue_entry_disk_physical_offset(entry)
         size = queue_entry_disk_size(entry)
         tags_code = queue_entry_disk_tags_code(entry)
-        if size <= 0 or physical_offset < 0:  # zeros: nobody wrote this entry
+        if size <= 0 or physical_offset < 0:  # zeros: this entry was not written
             s.status = SELECT_BAD_ENTRY
             return SELECT_DAMAGED
         if size == <int32_t>HOLE_ENTRY_SIZE or physical_offset < window.minimum:

@@ -1,5 +1,5 @@
-/* A print of 128 bits of a topic and a key. Its four seeds are random and secret, so nobody can choose two keys of the
- * same print; by chance, among a billion keys, one pair in 10^20 tries has it. */
+/* A print of 128 bits of a topic and a key. Its four seeds are random and secret, so an attacker cannot choose two keys
+ * with the same print. By chance, among a billion keys, one pair in 10^20 tries has it. */
 #ifndef CYSTORE_KEY_PRINT_H
 #define CYSTORE_KEY_PRINT_H
 

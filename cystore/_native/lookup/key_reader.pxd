@@ -1,2 +1,2 @@
 cdef class QueryResult(list):
-    cdef list _damaged      # None: an empty one that nobody asked for yet
+    cdef list _damaged      # None: empty, and not yet asked for

@@ -174,7 +174,7 @@ def find_many(LogWindow window not None, Control control not None, list files no
             q.room = min(max_count, ROOM)
             g.left[g.count] = g.full[g.count] = False
             g.count += 1
-        block = control.checked()  # again for each group: somebody may have closed the store
+        block = control.checked()  # again for each group: another thread may have closed the store
         keep_block = control.file
         window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
         _search(window, files, &g)

@@ -1,7 +1,7 @@
 """The tail of the log that dispatch has not entered yet, read by a process that may not dispatch: one that opened the
 store for reading only.
 
-The walk goes from the dispatched position to the wrote position. Whoever runs a service keeps that distance short.
+The walk goes from the dispatched position to the wrote position. The services of any process keep that distance short.
 Searches for keys share one walk (`TailKeys`): each record is looked at once, however many searches there are.
 """
 

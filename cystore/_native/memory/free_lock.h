@@ -45,8 +45,8 @@ static inline struct robust_list *link_of(pthread_mutex_t *mutex) {
 #define STORED_BEFORE() __asm__ volatile("" ::: "memory")
 
 /* 1 when it was free. The kernel finds it from the first step on: `list_op_pending` counts if the word has our id.
- * One that cannot be recovered any more looks free, too: whoever finds a dead owner makes the mutex consistent before
- * it gives it back, as control_locked does, so there is none. */
+ * A mutex that cannot be recovered any more would look free, too. There is none: a thread that finds a dead owner
+ * makes the mutex consistent before it gives it back, as control_locked does. */
 static inline int free_lock_take(pthread_mutex_t *mutex) {
     struct robust_list_head *list = own_list();
     int free_word = 0, taken;
@@ -154,10 +154,10 @@ static inline int lock_looks_free(const pthread_mutex_t *mutex) {
 static inline int robust_trylock(pthread_mutex_t *mutex) {
     return free_lock_take(mutex) ? 0 : pthread_mutex_trylock(mutex);
 }
-/* The same; one that another thread has, who keeps it for some 40 ns, is looked at for some 50 microseconds. A sleep
- * in the kernel and the wake-up would take longer, and the owner would make the wake-up's system call. The looks
- * become rare. Each takes the owner's cache line, and a hand-over moves all lines that an append writes to: in the
- * time between two looks the owner appends many times without that. */
+/* The same; but if another thread has the mutex, which it keeps for some 40 ns, this looks for some 50 microseconds.
+ * A sleep in the kernel and the wake-up would take longer, and the owner would make the wake-up's system call. The
+ * looks become rare. Each takes the owner's cache line, and a hand-over moves all lines that an append writes to: in
+ * the time between two looks the owner appends many times without that. */
 enum { LOOKS = 10 };
 static inline int robust_trylock_spinning(pthread_mutex_t *mutex) {
     int status = robust_trylock(mutex);

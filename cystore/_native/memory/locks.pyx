@@ -119,7 +119,8 @@ cdef class SharedLocks:
 
     def turn_owner(self, str name not None):
         """As `owner`, also after a close: a turn that began before it may not be over. No turn begins after a close: a
-        lock is taken under the GIL, and whoever waited for it without the GIL looks for a close and gives it back."""
+        lock is taken under the GIL, and a thread that waited without the GIL then sees the close and gives the lock
+        back."""
         cdef MappedFile file = self.file
         if file is None:
             raise StoreClosedError("the store is closed")

@@ -1,5 +1,5 @@
-/* The store's clock, in ms since the epoch: the wall clock as long as it keeps step with CLOCK_BOOTTIME, which nobody
-   can set.
+/* The store's clock, in ms since the epoch: the wall clock as long as it keeps step with CLOCK_BOOTTIME, which
+   cannot be set.
 
    All attached processes share what is believed (control block, "clock_..."). A wall clock that left CLOCK_BOOTTIME
    by more than clock_jump_ms is not believed at once; the store's clock continues with CLOCK_BOOTTIME meanwhile. A
@@ -40,7 +40,7 @@ static inline void store_clock_believe(control_block *block, int64_t wall, int64
     set_clock_word(&block->clock_known_ms, 0);
 }
 
-/* Of a new block, until somebody says otherwise. */
+/* The values of a new block, until a process sets others. */
 static inline void store_clock_first(control_block *block) {
     block->clock_jump_ms = 300000;
     store_clock_believe(block, clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME));

@@ -39,7 +39,7 @@ cdef int64_t exact_whole(str field, object value, int64_t low, int64_t high, obj
 
 
 cdef bytes exact_bytes(object body):
-    """The body as bytes. What is not bytes is copied: nobody may change it under the checksum."""
+    """The body as bytes. A body of another type is copied, so that it cannot change under the checksum."""
     if PyBytes_CheckExact(body):
         return <bytes>body
     try:

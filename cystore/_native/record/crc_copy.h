@@ -220,7 +220,7 @@ static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length
     return crc;
 }
 #else
-static const int crc_copy_known = 0; /* nobody calls what follows */
+static const int crc_copy_known = 0; /* the functions below are not called */
 static inline uint64_t crc_step_1(uint64_t crc, uint8_t byte) { return (void)byte, crc; }
 static inline uint64_t crc_step_2(uint64_t crc, uint16_t half) { return (void)half, crc; }
 static inline uint64_t crc_step_4(uint64_t crc, uint32_t word) { return (void)word, crc; }

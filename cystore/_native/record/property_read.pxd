@@ -31,7 +31,7 @@ cdef enum:
     KEY_END = 32                # a blank
     LIGHT_SEPARATOR = 44        # a comma
     LIGHT_OFFSET_DIGITS = 17
-    # A record cannot name more: two properties of 32,767 bytes, a name of six bytes and an offset of two.
+    # A record cannot name more: its properties have at most 32,767 bytes together, a name six and an offset two.
     LIGHT_QUEUES_READ = 4096
     # Both names, and the shortest values.
     LIGHT_PROPERTIES_BYTES = PROPERTY_INNER_MULTI_DISPATCH_BYTES + PROPERTY_INNER_MULTI_QUEUE_OFFSET_BYTES + 10

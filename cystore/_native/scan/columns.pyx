@@ -158,7 +158,7 @@ cdef class ColumnReader:
     cdef column_state s
     cdef name_table* table
     cdef dict columns           # name: ColumnBuffer or _Text of the columns that are being filled
-    cdef dict lent              # name: ColumnBuffers that were handed over; who has them may be done with them
+    cdef dict lent              # name: ColumnBuffers that were handed over; their users may be done with them
     cdef dict expected          # name: (items, bytes) that a full text column will hold, by the last one
     cdef list held              # what the filter points into
     cdef bint made

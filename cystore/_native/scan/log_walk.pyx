@@ -30,7 +30,7 @@ cdef int walk_run(const uint8_t* p, int64_t begin, int64_t end, walk_state* s) n
     """Goes on from `position`; `p` holds the log's bytes [begin, end), of the file that ends at `file_end`."""
     cdef int status
     cdef const uint8_t* at
-    cdef record_view v      # of its own: what nobody asks for is not even read
+    cdef record_view v      # of its own: fields that are not asked for are not even read
     walk_begin(&v)
     while s.position < s.limit:
         at = p + (s.position - begin)

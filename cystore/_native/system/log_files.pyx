@@ -50,8 +50,8 @@ cdef struct file_list:
 
 
 cdef bint _read(int folder, int64_t base, uint8_t* to, int64_t length) noexcept nogil:
-    """One file; what it lacks reads as zeros. False where the system says no: who asks again file by file is told
-    why."""
+    """One file; bytes that it lacks read as zeros. False if a system call fails: a caller that asks again, file by
+    file, is told why."""
     cdef char name[NAME_BYTES]
     cdef int64_t done = 0
     cdef ssize_t got = 1
