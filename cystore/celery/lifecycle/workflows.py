@@ -6,6 +6,7 @@ records), is a root of its own.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -46,20 +47,12 @@ class Workflow:
 
 
 def workflow_of(store: MessageStore, life: Life, limit: int) -> Workflow:
-    """The workflow of a task: the task, its ancestors, and the newest others, at most `limit` tasks."""
+    """The workflow of a task: the task, its ancestors, the newest others, and the other parts of their chords; at most
+    `limit` tasks."""
     root_id = life.root_id or life.task_id
     found = {life.task_id: life}
     _add_ancestors(store, life, found, limit)
-    more = False
-    for task_id in _ids_below(store, root_id):
-        if task_id in found:
-            continue
-        if len(found) >= limit:
-            more = True
-            break
-        other = life_of(store, task_id)
-        if other is not None:
-            found[task_id] = other
+    more = _add_relatives(store, root_id, found, limit)
     groups = dict.fromkeys(one.group_id for one in found.values() if one.group_id)
     chords = [chord for group in islice(groups, CHORDS_MOST) if (chord := chord_of(store, group)) is not None]
     return Workflow(root_id, list(_ordered(found, root_id)), chords, more)
@@ -75,11 +68,46 @@ def _add_ancestors(store: MessageStore, life: Life, found: dict[str, Life], limi
         above = parent.parent_id
 
 
-def _ids_below(store: MessageStore, root_id: str) -> Iterator[str]:
-    yield root_id
-    for event in history.events(store, root_id=root_id):
-        if event.task_id:
-            yield event.task_id
+def _add_relatives(store: MessageStore, root_id: str, found: dict[str, Life], limit: int) -> bool:
+    """Adds the tasks below the root, then the other parts of their chords and the tasks below these: a program that
+    sends a chord gives each part a root of its own. Gives whether there are more."""
+    links: dict[tuple[str, str], None] = {("root", root_id): None}
+    for one in found.values():
+        links |= dict.fromkeys(_links(store, one))
+    waiting = deque(links)
+    while waiting:
+        for task_id in _ids(store, *waiting.popleft()):
+            if task_id in found:
+                continue
+            if len(found) >= limit:
+                return True
+            other = life_of(store, task_id)
+            if other is None:
+                continue
+            found[task_id] = other
+            new = [link for link in _links(store, other) if link not in links]
+            links |= dict.fromkeys(new)
+            waiting += new
+    return False
+
+
+def _links(store: MessageStore, life: Life) -> list[tuple[str, str]]:
+    """The root of a task, and the group if that is the header of a chord: other tasks may have the same."""
+    found = [("root", life.root_id or life.task_id)]
+    if life.group_id:
+        steps = reading.of_key(store, records.CHORDS, records.key_of(life.group_id))
+        if next(iter(steps), None) is not None:
+            found.append(("group", life.group_id))
+    return found
+
+
+def _ids(store: MessageStore, kind: str, number: str) -> Iterator[str]:
+    if kind == "root":
+        yield number
+        events = history.events(store, root_id=number)
+    else:
+        events = history.events(store, group_id=number)
+    yield from (event.task_id for event in events if event.task_id)
 
 
 def _ordered(found: dict[str, Life], root_id: str) -> Iterator[tuple[int, Life]]:

@@ -242,24 +242,40 @@ def test_timeline(backend, rows, run):
     assert len(done.stdout.splitlines()) == 4 and "more than 3 tasks" in done.stderr
 
 
+def step(tag, **properties):
+    return Message(
+        topic=records.CHORDS, body=b"1" if tag == "PART" else b"", keys=("g", "run"), tags=tag,
+        properties={"run": "run", **properties},
+    )  # fmt: skip
+
+
+def steps_of_a_chord(parts):
+    steps = [step("PART", task_id=part, index=str(n), state="SUCCESS") for n, part in enumerate(parts)]
+    return [step("SIZE", size=str(len(parts))), *steps]
+
+
 def test_chord_of_a_timeline(backend, rows, run):
     tree(backend)
-
-    def step(tag, **properties):
-        return Message(
-            topic=records.CHORDS, body=b"1" if tag == "PART" else b"", keys=("g", "run"), tags=tag,
-            properties={"run": "run", **properties},
-        )  # fmt: skip
-
-    steps = [step("SIZE", size="3")]
-    steps += [step("PART", task_id=f"c{n}", index=str(n), state="SUCCESS") for n in range(3)]
-    backend.store.put_many(steps)
+    backend.store.put_many(steps_of_a_chord([f"c{n}" for n in range(3)]))
     assert (
         "3 of 3 parts" in run("timeline", "root").stdout and "body not sent" in run("timeline", "root").stdout
     )
     backend.store.put_many([step("DONE", claim="x", outcome="sent"), step("SIZE", size="no number")])
     chord = rows("timeline", "below")[-1]
     assert (chord["kind"], chord["parts"], chord["size"], chord["outcome"]) == ("chord", 3, 3, "sent")
+
+
+def test_parts_of_a_chord_that_a_program_sent(backend, rows):
+    """Each part has a root of its own there; the parts of a plain group are not shown."""
+    for number in range(3):
+        put(backend, events.SENT, f"p{number}", "shop.item", f"p{number}", "g")
+        put(backend, events.SENT, f"sub{number}", "shop.mail", f"p{number}", parent_id=f"p{number}")
+        put(backend, events.SENT, f"plain{number}", "shop.item", f"plain{number}", "other group")
+    backend.store.put_many(steps_of_a_chord([f"p{n}" for n in range(3)]))
+    found = rows("timeline", "p1")
+    assert sorted(ids(found[:-1])) == ["p0", "p1", "p2", "sub0", "sub1", "sub2"]
+    assert (found[0]["task_id"], found[-1]["parts"]) == ("p1", 3)
+    assert ids(rows("timeline", "plain1")) == ["plain1"]
 
 
 def test_deep_and_circular_workflows(backend, rows):
