@@ -78,7 +78,7 @@ cdef struct dispatch_state:
     # where this process's last turn ended; elsewhere than `dispatched` when another one was at work since
     int64_t stopped_at
     # index_seq when `index` was handed over; -1: not yet, or it has to be handed over again
-    int64_t offered
+    int64_t mapped_index_seq
     int64_t sound_until             # where the first hole behind the last turn began that is known
     int64_t sound_seq               # by the manifest with this sequence number
     int pending_count

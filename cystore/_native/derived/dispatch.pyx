@@ -303,7 +303,7 @@ cdef inline bint _may_begin(dispatch_state* d, control_block* block, int64_t pos
         return False
     if d.with_ext and d.stopped_at != position:
         return False
-    if d.with_index and (d.index.p == NULL or d.offered != load_u32(&block.index_seq)
+    if d.with_index and (d.index.p == NULL or d.mapped_index_seq != load_u32(&block.index_seq)
                          or index_header_end_physical_offset(d.index.p) >= position):
         return False
     return True
@@ -332,7 +332,7 @@ cdef class DispatchKernel:
         self.d.delay_levels = <int>len(delay_levels_ms)
         self.d.with_index = with_index
         self.d.with_ext = with_ext
-        self.d.stopped_at = self.d.offered = -1
+        self.d.stopped_at = self.d.mapped_index_seq = -1
 
     def __dealloc__(self):
         if self.d != NULL:
@@ -401,13 +401,13 @@ cdef class DispatchKernel:
         self.d.stopped_at = position
 
     @property
-    def offered(self):
+    def mapped_index_seq(self):
         """index_seq when the index file was handed over, -1 when one has to be."""
-        return self.d.offered
+        return self.d.mapped_index_seq
 
-    @offered.setter
-    def offered(self, int64_t seq):
-        self.d.offered = seq
+    @mapped_index_seq.setter
+    def mapped_index_seq(self, int64_t seq):
+        self.d.mapped_index_seq = seq
 
     def set_sound(self, int64_t until, int64_t manifest_seq):
         """Where the next damaged range begins, by the manifest with that sequence number or a later one."""

@@ -160,8 +160,8 @@ class Dispatcher:
             self._index.trim(position)
         if position != self._kernel.stopped_at:  # another process has been at work since this one's last turn
             self._kernel.forget_ext()
-            self._kernel.offered = self._kernel.stopped_at = -1
-        if self._with_index and self._kernel.offered != control.index_seq:
+            self._kernel.mapped_index_seq = self._kernel.stopped_at = -1
+        if self._with_index and self._kernel.mapped_index_seq != control.index_seq:
             self._offer_index()
         return position
 
@@ -327,7 +327,7 @@ class Dispatcher:
     def _offer_index(self) -> None:
         """Hands the kernel the index file that keys go into now."""
         newest = self._index.newest()
-        self._kernel.offered = self._control.index_seq
+        self._kernel.mapped_index_seq = self._control.index_seq
         if newest is None:
             self._kernel.use_index(None, 0, 0, 0)
         else:
