@@ -1,7 +1,7 @@
 """The shared state of delayed messages: the levels of this store, and the progress of each level's queue.
 
-Everything but the levels is written under the deliver lock; a reader without the lock sees an offset that is never
-too high. Source: ScheduleMessageService.offsetTable, kept by each broker alone.
+A process writes it under the deliver lock (except the levels). A reader without the lock never sees an offset that is
+too high. Source: ScheduleMessageService.offsetTable, which each RocketMQ broker has for itself.
 """
 
 cimport cython
@@ -14,7 +14,7 @@ from cystore._native.layout cimport DELAY_LEVELS_MAX, control_block
 
 
 def is_due_time(int64_t due_ms, int64_t store_timestamp_ms):
-    """Whether `due_ms` can be when a message of that store timestamp is due, under whatever table of delay levels."""
+    """Whether some table of delay levels makes `due_ms` of a message's store timestamp."""
     return due_time_possible(due_ms, store_timestamp_ms)
 
 
@@ -30,7 +30,7 @@ cdef class Delivered:
         self.control = control
 
     def set_levels(self, delays_ms):
-        """For the process that builds the control block: the delay of each level, level 1 first."""
+        """Sets the delay of each level, level 1 first. The process that builds the control block calls it."""
         cdef control_block* block = self.control.checked()
         cdef int i
         if not 0 < len(delays_ms) <= <int>DELAY_LEVELS_MAX:
@@ -41,14 +41,14 @@ cdef class Delivered:
 
     @property
     def levels_ms(self):
-        """How long each level is, level 1 first; the same in all processes."""
+        """The delay of each level, level 1 first; the same in all processes."""
         cdef control_block* block = self.control.checked()
         cdef uint32_t i
         return tuple([block.delay_ms[i] for i in range(min(block.delay_level_count, DELAY_LEVELS_MAX))])
 
     @property
     def position(self):
-        """Delivered messages below it are counted in `offset` of the queues that they came from."""
+        """Log position below which all delivered messages are counted in `offset` of their level's queue."""
         return load_i64(&self.control.checked().delivered)
 
     @position.setter
@@ -57,8 +57,8 @@ cdef class Delivered:
 
     @property
     def unfinished(self):
-        """Whether there may be delivered messages behind `position`, which have to be counted before anything is
-        delivered."""
+        """Whether there may be delivered messages behind `position`. They have to be counted before the next
+        delivery."""
         return load_u32(&self.control.checked().delivering) != 0
 
     @unfinished.setter
@@ -66,7 +66,7 @@ cdef class Delivered:
         store_u32(&self.control.checked().delivering, value)
 
     def offset(self, int64_t slot):
-        """Offset behind the last delivered message of a queue."""
+        """Queue offset behind the last delivered message of a queue."""
         return load_i64(&self.control.slot_at(slot).delivered)
 
     def set_offset(self, int64_t slot, int64_t value):

@@ -9,50 +9,49 @@ from cystore._native.record.window cimport segment_view
 
 cdef enum DispatchStatus:
     DISPATCH_DONE = 0               # `end` is reached
-    DISPATCH_NEED_SEGMENT = 1       # the log file of `position`
+    DISPATCH_NEED_SEGMENT = 1       # the log file that holds `position`
     DISPATCH_NEED_QUEUE = 2         # a queue of the record at `position` is not in the table
-    DISPATCH_NEED_GAP = 3           # queue `slot` has to be filled up to queue offset `wanted`
+    DISPATCH_NEED_GAP = 3           # hole entries in queue `slot` up to queue offset `wanted`
     DISPATCH_NEED_QUEUE_FILE = 4    # the file of queue `slot` that holds position `wanted`
     DISPATCH_NEED_QUEUE_SPACE = 5   # space at position `wanted` of queue `slot`
-    DISPATCH_NEED_EXT_FILE = 6      # the extended file of queue `slot` that the next unit goes into
+    DISPATCH_NEED_EXT_FILE = 6      # the extended file of queue `slot` for the next unit
     DISPATCH_NEED_EXT_SPACE = 7     # space for that unit
-    DISPATCH_NEED_INDEX_FILE = 8    # an index file with room
+    DISPATCH_NEED_INDEX_FILE = 8    # an index file with a free entry
     DISPATCH_NEED_INDEX_SPACE = 9   # space up to position `wanted` of the index file
     DISPATCH_DAMAGED = 10           # the record at `position` is not valid: `detail` is its RecordStatus
 
-# The files of one queue that are written to. Positions count from the start of the queue, in bytes.
+# The files of one queue that dispatch writes. Positions count from the start of the queue, in bytes.
 cdef struct queue_files:
-    uint8_t* address                # NULL: not at hand
+    uint8_t* address                # NULL: not mapped
     int64_t base
     int64_t end
-    # that of the queue's slot when the file was handed over: another number means another file
-    uint32_t removals
+    uint32_t removals               # of the queue's slot at `use_queue`; if it changes, the file was removed
     uint64_t used                   # round of the last write
-    uint8_t* ext_address            # NULL: not at hand
+    uint8_t* ext_address            # NULL: not mapped
     int64_t ext_base
     int64_t ext_end
     int64_t ext_next                # where the next unit goes
     int64_t ext_allocated
 
-# A record that was parsed and waits for its entries to be made.
+# A parsed record whose entries are not written yet.
 cdef struct pending_record:
     int64_t position
     int64_t end
     int64_t queue_offset
     int64_t tags_code
     int64_t store_timestamp
-    queue_entry* queue              # NULL: it belongs to no queue
+    queue_entry* queue              # NULL: the record belongs to no queue
     uint32_t slot
     int first_hash
     int hash_count
-    bint is_light               # it is in `light` too
+    bint is_light               # the record is in the queues of `light` too
     light_queues light
 
 cdef enum:
-    PENDING_RECORDS = 32            # parsed ahead, so that the slots of their keys are on their way from memory
-    KEYS_MAX = 16384                # a record cannot hold more: a key and its blank take two bytes of 32,767
+    PENDING_RECORDS = 32            # parsed ahead, to prefetch the hash slots of their keys
+    KEYS_MAX = 16384                # in one record: a key and its blank take two of 32,767 bytes
 
-# One dispatcher: everything it works on, and where it stands. Used under the dispatch lock.
+# The state of one dispatcher. Its process uses it under the dispatch lock.
 cdef struct dispatch_state:
     control_block* block
     segment_view segment
@@ -65,28 +64,27 @@ cdef struct dispatch_state:
     bint with_ext
     const int64_t* delay_ms
     int delay_levels
-    int64_t end                     # no record that begins here or later
+    int64_t end                     # a record that begins here or later is not dispatched
     int64_t wrote
     int64_t position
-    int keys_done                   # of the record at `position`
+    int keys_done                   # keys of the record at `position` that are in the index
     uint32_t slot
     int64_t wanted
     int detail
-    const uint8_t* seeded_topic     # `seed` belongs to this topic, which stands in the control block
+    const uint8_t* seeded_topic     # the topic of `seed`, in the control block
     int seeded_topic_len
     int32_t seed
-    # where this process's last turn ended; elsewhere than `dispatched` when another one was at work since
+    # End of this process's last turn. If it is not `dispatched`, another process has dispatched since.
     int64_t stopped_at
-    # index_seq when `index` was handed over; -1: not yet, or it has to be handed over again
-    int64_t mapped_index_seq
-    int64_t sound_until             # where the first hole behind the last turn began that is known
-    int64_t sound_seq               # by the manifest with this sequence number
+    int64_t mapped_index_seq        # index_seq at `use_index`; -1: `use_index` has to come first
+    int64_t sound_until             # begin of the first damaged range behind the last turn,
+    int64_t sound_seq               # in the manifest with this sequence number
     int pending_count
     pending_record[PENDING_RECORDS] pending
     int32_t[KEYS_MAX + PENDING_RECORDS * 8] hashes
 
 cdef int dispatch_run(dispatch_state* d) noexcept nogil
-# One turn of a reader that helps: what `DispatchKernel.take_turn` allows. Gives the dispatch lock back.
+# A reader's turn of dispatch, after `DispatchKernel.take_turn`. Releases the dispatch lock.
 cdef void dispatch_turn(dispatch_state* d) noexcept nogil
 
 cdef class DispatchKernel:

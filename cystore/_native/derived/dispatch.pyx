@@ -1,9 +1,9 @@
-"""Dispatch: from the records of the log to consume queues and index (RocketMQ's ReputMessageService), by one process
-at a time.
+"""Dispatch: makes consume queue entries and index entries of the log's records (RocketMQ's ReputMessageService). One
+process dispatches at a time.
 
 Order for each record: the queue's entry, the queue's `dispatched`, the index entries, the log's `dispatched`
-(release). A kill in between repeats the record: its queue entry is there or is written again with the same bytes, and
-its index entries are taken back first: the process that goes on calls `index_trim` from the log's `dispatched` on.
+(release). If the process dies in between, the next dispatcher repeats the record. It keeps the queue entry or writes
+the same bytes again. It first removes the record's index entries with `index_trim` from the log's `dispatched` on.
 """
 
 cimport cython
@@ -40,7 +40,7 @@ cdef extern from "free_lock.h" nogil:
     bint free_lock_compare()
 
 cdef enum:
-    TURN_BYTES = 1048576    # of log in one turn of a reader that helps; some 3 ms
+    TURN_BYTES = 1048576    # of log in one turn of a reader; about 3 ms
 
 
 cdef inline void _add_key(dispatch_state* d, pending_record* r, const uint8_t* key, size_t length) noexcept nogil:
@@ -53,7 +53,7 @@ cdef inline void _add_key(dispatch_state* d, pending_record* r, const uint8_t* k
 
 cdef inline void _read_properties(dispatch_state* d, pending_record* r, const record_view* v,
                                   bint with_keys) noexcept nogil:
-    """Tags code and key hashes."""
+    """Reads the tags code and the key hashes."""
     cdef derived found
     cdef const uint8_t* key
     cdef size_t length
@@ -65,7 +65,7 @@ cdef inline void _read_properties(dispatch_state* d, pending_record* r, const re
 
 
 cdef inline queue_entry* _queue_of(dispatch_state* d, const record_view* v, queue_entry* before) noexcept nogil:
-    """`before`: the queue of the record before, or NULL. Records of one queue often follow each other."""
+    """`before`: the queue of the previous record, or NULL. Records of one queue often follow each other."""
     if before != NULL and before.queue_id == v.queue_id and before.topic_bytes == <uint32_t>v.topic_len \
             and same_text(<const uint8_t*>&before.topic[0], v.topic, v.topic_len):
         return before
@@ -73,21 +73,20 @@ cdef inline queue_entry* _queue_of(dispatch_state* d, const record_view* v, queu
 
 
 cdef inline void _seed_for(dispatch_state* d, const record_view* v, queue_entry* queue) noexcept nogil:
-    """The topic's part of the key hashes, kept while records of one topic follow each other."""
+    """Sets `seed`, the topic's part of the key hashes. It stays while records of one topic follow each other."""
     if d.seeded_topic_len == v.topic_len and memcmp(d.seeded_topic, v.topic, v.topic_len) == 0:
         return
     d.seed = index_topic_seed(v.topic, v.topic_len)
-    # The record's own bytes may be unmapped before the next one is looked at; a queue's slot stays.
+    # The record may be unmapped before the next record is read. The queue's slot stays.
     d.seeded_topic = <const uint8_t*>&queue.topic[0] if queue != NULL else NULL
     d.seeded_topic_len = v.topic_len if queue != NULL else 0
 
 
 cdef int _gather(dispatch_state* d) noexcept nogil:
-    """Parses and verifies records from `position` on into `pending`. What stops it is the caller's once it stands at
-    the front.
+    """Parses and verifies records from `position` on into `pending`. The status says why it stopped; the caller handles
+    it after the records in `pending`.
 
-    Nothing of a record is believed before its checksum: a wrong queue offset would make holes of intact records
-    behind it."""
+    The checksum is verified first: a wrong queue offset would turn later, intact records into holes."""
     cdef record_view v
     cdef pending_record* r
     cdef queue_entry* queue = NULL
@@ -140,12 +139,12 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
 
 
 cdef int _put_ext(dispatch_state* d, queue_files* files, pending_record* r) noexcept nogil:
-    """Writes the unit and puts its address in the place of the tags code."""
+    """Writes the unit and replaces the record's tags code by the unit's address."""
     cdef int size = 0
     cdef int64_t at = files.ext_next
     if files.ext_address == NULL or not files.ext_base <= at < files.ext_end:
         return DISPATCH_NEED_EXT_FILE
-    # The unit, or the mark that ends the file, needs no more than this.
+    # The unit or the file's end mark needs at most 64 bytes.
     if min(at + 64, files.ext_end) > files.ext_allocated:
         return DISPATCH_NEED_EXT_SPACE
     if ext_put(files.ext_address + (at - files.ext_base), <size_t>(files.ext_end - at), r.tags_code,
@@ -187,26 +186,27 @@ cdef int _put_queue(dispatch_state* d, pending_record* r, bint with_ext) noexcep
     files.used = d.round
     queue.last_physical_end = r.end
     queue.last_store_timestamp = r.store_timestamp
-    store_i64(&queue.dispatched, r.queue_offset + 1)  # release: the entry; acquire in queue.pyx, queue_reader.pyx
+    # release: publishes the entry; acquire in queue.pyx: queue_state, queue_reader.pyx: _get
+    store_i64(&queue.dispatched, r.queue_offset + 1)
     failpoint("dispatch.queue")
     return DISPATCH_DONE
 
 
 cdef int _put_light(dispatch_state* d, const pending_record* r, int64_t tags_code) noexcept nogil:
-    """The entries of the record's light queues, which have no extended units. An offset that a queue has passed is
-    left: a record that was copied, or a RocketMQ that began to count anew."""
-    cdef light_queues left = r.light
+    """Writes the entries of the record's light queues, without extended units. Skips an offset below the queue's
+    `dispatched`: the record is a copy, or RocketMQ began to count anew."""
+    cdef light_queues queues = r.light
     cdef light_place place
-    cdef pending_record one = r[0]
+    cdef pending_record light = r[0]
     cdef int status
-    one.tags_code = tags_code
-    while light_next(&left, &place):
-        one.queue = control_find_queue(d.block, place.name, place.name_len, 0)
-        if one.queue == NULL:
+    light.tags_code = tags_code
+    while light_next(&queues, &place):
+        light.queue = control_find_queue(d.block, place.name, place.name_len, 0)
+        if light.queue == NULL:
             return DISPATCH_NEED_QUEUE
-        one.slot = <uint32_t>(one.queue - control_slot(d.block, 0))
-        one.queue_offset = place.queue_offset
-        status = _put_queue(d, &one, False)
+        light.slot = <uint32_t>(light.queue - control_slot(d.block, 0))
+        light.queue_offset = place.queue_offset
+        status = _put_queue(d, &light, False)
         if status != DISPATCH_DONE:
             return status
     return DISPATCH_DONE
@@ -228,7 +228,7 @@ cdef int _put_index(dispatch_state* d, pending_record* r) noexcept nogil:
 
 
 cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
-    """Makes all entries of one record and moves on behind it."""
+    """Writes all entries of one record and moves `position` behind it."""
     cdef int status
     cdef int64_t tags_code = r.tags_code
     if r.queue != NULL:
@@ -246,15 +246,14 @@ cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
     failpoint("dispatch.index")
     d.keys_done = 0
     d.position = r.end
-    # release: publishes all entries; acquire in Control.dispatched, key_reader.pyx, queue_reader.pyx
+    # release: publishes all entries; acquire in Control.dispatched, KeyReader.query, queue_reader.pyx: _get
     store_i64(&d.block.dispatched, r.end)
     failpoint("dispatch.record")
     return DISPATCH_DONE
 
 
 cdef int dispatch_run(dispatch_state* d) noexcept nogil:
-    """Goes on from `position` until `end` is reached or something has to be fetched first; then it may be called
-    again."""
+    """Dispatches from `position` to `end`, or to a record for which the caller has to supply something first."""
     cdef int i, status, stopped_by
     d.round += 1
     while True:
@@ -268,8 +267,8 @@ cdef int dispatch_run(dispatch_state* d) noexcept nogil:
 
 
 cdef void dispatch_turn(dispatch_state* d) noexcept nogil:
-    """A turn that uses only the mapped files. It ends where it needs another one: the next turn goes through `run`,
-    which begins the record again."""
+    """Uses only the mapped files and ends where it needs another file. The next turn goes through `run`, which begins
+    the record again."""
     cdef control_block* block = d.block
     dispatch_run(d)
     d.stopped_at = d.position
@@ -279,7 +278,7 @@ cdef void dispatch_turn(dispatch_state* d) noexcept nogil:
 
 # ------------------------------------------------------------------------------------------------------ for Python
 
-free_lock_compare()  # this module takes a free lock inline from now on, where that is what the C library does
+free_lock_compare()  # from now on this module takes a free lock inline, if the C library does the same
 
 DONE = DISPATCH_DONE
 NEED_SEGMENT = DISPATCH_NEED_SEGMENT
@@ -295,9 +294,9 @@ DAMAGED = DISPATCH_DAMAGED
 
 
 cdef inline bint _may_begin(dispatch_state* d, control_block* block, int64_t position) noexcept:
-    """Whether a turn at a position can begin with what is at hand. Another process may have been at work since the
-    last one: then its extended units are not known here, and what it entered of a record that it did not finish has
-    to be taken back."""
+    """Whether the mapped files suffice to begin a turn at a position. If another process has dispatched since this
+    process's last turn, this process does not know the extended units, and index entries of an unfinished record have
+    to be removed."""
     if d.keys_done != 0 or not load_i64(&block.min_physical_offset) <= position < d.sound_until \
             or d.sound_seq != load_i64(&block.manifest_seq):
         return False
@@ -311,10 +310,10 @@ cdef inline bint _may_begin(dispatch_state* d, control_block* block, int64_t pos
 
 @cython.final
 cdef class DispatchKernel:
-    """One process's dispatcher. Everything but the constructor is called under the dispatch lock.
+    """One process's dispatcher. The caller holds the dispatch lock, except in the constructor.
 
-    `run` says what it needs; the caller hands that over (`use_...`) and calls it again. The mappings handed over are
-    kept until they are replaced.
+    `run` returns the file or space that it needs; the caller supplies it (`use_...`) and calls `run` again. The kernel
+    keeps a mapping until another one replaces it.
     """
 
     def __cinit__(self, Control control not None, *, delay_levels_ms=(), bint with_index=True, bint with_ext=False):
@@ -341,12 +340,12 @@ cdef class DispatchKernel:
         PyMem_Free(self.delay_ms)
 
     def begin(self, int64_t position):
-        """Starts at a record of which nothing is entered yet."""
+        """Starts at a record that has no entries yet."""
         self.d.position = position
         self.d.keys_done = 0
 
     def run(self, int64_t end, int64_t wrote):
-        """Dispatches records that begin below `end`; gives DONE, what it NEEDs, or DAMAGED."""
+        """Dispatches records that begin below `end`; returns DONE, a NEED_... status or DAMAGED."""
         cdef int status
         self.d.block = self.control.checked()
         keep = self.control.file
@@ -358,9 +357,9 @@ cdef class DispatchKernel:
         return status
 
     cdef bint take_turn(self) noexcept:
-        """Takes the dispatch lock for `dispatch_turn`, with the GIL: no close of another thread comes in between.
-        False when another one has it, and when `run` has to come first: after a dead owner, a record that was
-        half entered, or a change of files."""
+        """Takes the dispatch lock for `dispatch_turn`, with the GIL, so that no other thread closes the store meanwhile.
+        False if another thread or process has the lock, or if `run` has to come first: after an owner's death, in the
+        middle of a record, or after a change of files."""
         cdef control_block* block = self.control.block
         cdef dispatch_state* d = self.d
         cdef int64_t position
@@ -377,8 +376,7 @@ cdef class DispatchKernel:
         return True
 
     def turn(self):
-        """One turn of a reader that helps. True when all that was appended before it is dispatched; False asks for
-        `run`."""
+        """A reader's turn. True if all records that were appended before it are dispatched; False asks for `run`."""
         cdef control_block* block = self.control.checked()
         cdef int64_t wrote = load_i64(&block.wrote)
         cdef dispatch_state* d = self.d
@@ -393,7 +391,7 @@ cdef class DispatchKernel:
 
     @property
     def stopped_at(self):
-        """Where this process's last turn ended, -1 before the first."""
+        """Log position at which this process's last turn ended, -1 before the first turn."""
         return self.d.stopped_at
 
     @stopped_at.setter
@@ -402,7 +400,7 @@ cdef class DispatchKernel:
 
     @property
     def mapped_index_seq(self):
-        """index_seq when the index file was handed over, -1 when one has to be."""
+        """index_seq at the last `use_index`; -1: `use_index` has to come first."""
         return self.d.mapped_index_seq
 
     @mapped_index_seq.setter
@@ -410,7 +408,7 @@ cdef class DispatchKernel:
         self.d.mapped_index_seq = seq
 
     def set_sound(self, int64_t until, int64_t manifest_seq):
-        """Where the next damaged range begins, by the manifest with that sequence number or a later one."""
+        """Sets the begin of the next damaged range, from the manifest with that sequence number or a later one."""
         self.d.sound_until = until
         self.d.sound_seq = manifest_seq
 
@@ -421,12 +419,12 @@ cdef class DispatchKernel:
 
     @property
     def slot(self):
-        """Queue that the status is about."""
+        """Slot of the queue that the status is about."""
         return self.d.slot
 
     @property
     def wanted(self):
-        """Queue offset (NEED_GAP), or position in the queue or index file that the status is about."""
+        """Queue offset (NEED_GAP), or the needed position in the queue or index file."""
         return self.d.wanted
 
     @property
@@ -441,18 +439,18 @@ cdef class DispatchKernel:
         self.d.segment.address = file.address
 
     def forget_segment(self):
-        """Lets the segment go; the next `run` asks for one."""
+        """Forgets the segment; the next `run` asks for it."""
         self.segment = None
         self.d.segment.base = self.d.segment.end = 0
         self.d.segment.address = NULL
 
     @property
     def segment_end(self):
-        """Log position behind the segment at hand, 0 when there is none."""
+        """Log position behind the mapped segment, 0 without one."""
         return self.d.segment.end
 
     def use_index(self, MappedFile file, uint32_t slots, uint32_t capacity, int64_t allocated):
-        """The index file that keys are entered into; None when the newest one is full."""
+        """Sets the index file for new keys; None: the newest file is full."""
         if file is not None and not file.writable:
             raise ValueError(f"{file!r} is mapped for reading only")
         self.index_file = file
@@ -476,13 +474,13 @@ cdef class DispatchKernel:
         return &self.d.queues[slot]
 
     def use_queue(self, uint32_t slot, MappedFile file not None):
-        """The consume queue file that the next entries of a queue go into. It is used until the queue's files are
+        """Sets the consume queue file for the next entries of a queue. The kernel uses it until the queue's files are
         removed."""
         cdef queue_files* files = self._files(slot)
         cdef uint32_t removals = self.control.slot_at(slot).removals
         if not file.writable:
             raise ValueError(f"{file!r} is mapped for reading only")
-        if files.removals != removals:  # the extended files were removed, too
+        if files.removals != removals:  # the extended files were removed too
             files.ext_address = NULL
             self.ext_mappings.pop(slot, None)
         files.removals = removals
@@ -493,7 +491,7 @@ cdef class DispatchKernel:
         files.used = self.d.round
 
     def use_ext(self, uint32_t slot, MappedFile file not None, int64_t next_position, int64_t allocated):
-        """The extended file that the next unit of a queue goes into, at `next_position`; space is there up to
+        """Sets the extended file for the next unit of a queue, at `next_position`. Space is allocated up to
         `allocated`."""
         cdef queue_files* files = self._files(slot)
         if not file.writable:
@@ -506,18 +504,18 @@ cdef class DispatchKernel:
         files.ext_allocated = min(allocated, files.ext_end)
 
     def ext_next(self, uint32_t slot):
-        """Where the next unit of a queue goes; -1 when no file of it is at hand."""
+        """Position of the next unit of a queue; -1 without a mapped extended file."""
         cdef queue_files* files = self._files(slot)
         return files.ext_next if files.ext_address != NULL else -1
 
     def forget_ext(self):
-        """Lets all extended files go: another process may have written units since."""
+        """Forgets all extended files: another process may have written units since."""
         for slot in self.ext_mappings:
             self._files(slot).ext_address = NULL
         self.ext_mappings.clear()
 
     def forget_queue(self, uint32_t slot):
-        """Lets the files of a queue go."""
+        """Forgets the files of a queue."""
         cdef queue_files* files = self._files(slot)
         files.address = files.ext_address = NULL
         self.queue_mappings.pop(slot, None)
@@ -525,11 +523,11 @@ cdef class DispatchKernel:
 
     @property
     def queue_count(self):
-        """How many queues have a file at hand."""
+        """Number of queues with a mapped file."""
         return len(self.queue_mappings)
 
     def least_used(self, int count):
-        """Slots of the queues at hand whose last entry is longest ago."""
+        """Slots of the `count` mapped queues that were written least recently."""
         return sorted(self.queue_mappings, key=self._used)[:count]
 
     def _used(self, uint32_t slot):

@@ -1,8 +1,7 @@
-"""What consume queues and index hold of a part of the log, gathered without writing a file: what a rebuild in
-parallel is made of.
+"""Makes the queue and index entries of a part of the log in memory, for a rebuild in parallel.
 
-`EntryReader` walks records and keeps their queue entries, each queue's together, and their key hashes in the log's
-order; `put_keys` enters such hashes into an index file.
+`EntryReader` walks records and gathers their queue entries by queue, and their key hashes in log order. `put_keys`
+enters such hashes into an index file.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -27,7 +26,7 @@ from cystore._native.record.record_view cimport (
 
 cdef enum:
     BUCKETS = 1024
-    KEYS_A_RECORD = 16384   # properties are at most 32767 bytes, and two bytes a key
+    KEYS_A_RECORD = 16384   # properties have at most 32767 bytes, a key takes two
 
 # One record in its queue.
 cdef struct gathered:
@@ -50,7 +49,7 @@ cdef struct known_queue:
 
 cdef enum:
     ENTRIES_LIMIT = 0       # `limit` is reached
-    ENTRIES_FULL = 1        # take what there is, and go on
+    ENTRIES_FULL = 1        # the caller calls `take`, then `run` again
     ENTRIES_BLANK = 2
     ENTRIES_INVALID = 3
 
@@ -70,11 +69,10 @@ cdef struct entries_state:
     int delay_levels
     int64_t position
     int reason
-    int32_t last            # the queue of the record before: the next one often is of the same
 
 
 cdef inline int32_t _queue_of(entries_state* s, const uint8_t* topic, int topic_len, int32_t queue_id) noexcept nogil:
-    """Number of a queue, which may be a new one: there is room for all of a record's."""
+    """Number of a queue. Adds a new queue: `queues` has room for all queues of one more record."""
     cdef uint32_t link = find_local_queue(
         s.queues, sizeof(known_queue), &s.buckets[0], BUCKETS - 1, topic, topic_len, queue_id)
     if link:
@@ -100,10 +98,10 @@ cdef inline void _add_row(entries_state* s, const record_view* v, int32_t queue,
 
 
 cdef int entries_run(const uint8_t* p, int64_t begin, int64_t limit, int64_t file_end, entries_state* s) noexcept nogil:
-    """Goes on from `position`; `p` holds the log's bytes [begin, file_end)."""
+    """Continues at `position`; `p` holds the log's bytes [begin, file_end)."""
     cdef record_view v
     cdef derived found
-    cdef light_queues left
+    cdef light_queues light
     cdef light_place place
     cdef gathered_key* entered
     cdef const uint8_t* key
@@ -127,8 +125,8 @@ cdef int entries_run(const uint8_t* p, int64_t begin, int64_t limit, int64_t fil
         derive_begin(&v, s.delay_ms, s.delay_levels, &found)
         if takes_queue_offset(v.sys_flag):
             _add_row(s, &v, _queue_of(s, v.topic, v.topic_len, v.queue_id), v.queue_offset, found.tags_code)
-            if light_of(&v, &found.light, &found.light_offsets, &left):
-                while light_next(&left, &place):
+            if light_of(&v, &found.light, &found.light_offsets, &light):
+                while light_next(&light, &place):
                     _add_row(s, &v, _queue_of(s, place.name, place.name_len, 0), place.queue_offset, found.tags_code)
         if s.with_keys and takes_index_entry(v.sys_flag):
             seed = 0
@@ -156,8 +154,8 @@ KEY_BYTES = sizeof(gathered_key)
 
 
 cdef class EntryReader:
-    """Gathers at most `rows` records at a time: `run` with a segment's bytes until it says LIMIT, `take` after each
-    time."""
+    """Gathers at most `rows` records at a time. The caller calls `run` with a segment's bytes until it returns LIMIT,
+    and `take` after each call."""
 
     cdef entries_state s
     cdef int64_t* delay_ms
@@ -189,11 +187,11 @@ cdef class EntryReader:
         PyMem_Free(self.delay_ms)
 
     def run(self, const uint8_t[::1] data, int64_t begin, int64_t position, int64_t limit):
-        """Goes on at `position`; `data` is a segment that begins at `begin` in the log. Gives LIMIT, FULL, BLANK or
+        """Continues at `position`; `data` is a segment that begins at `begin` in the log. Returns LIMIT, FULL, BLANK or
         INVALID."""
         cdef int status
         if not begin <= position <= limit or data.shape[0] == 0 or position >= begin + data.shape[0]:
-            raise ValueError(f"position {position} is not in {data.shape[0]} bytes at {begin} or behind {limit}")
+            raise ValueError(f"position {position} is not in {data.shape[0]} bytes at {begin}, or is behind {limit}")
         self.s.position = position
         with nogil:
             status = entries_run(&data[0], begin, min(limit, begin + data.shape[0]), begin + data.shape[0], &self.s)
@@ -201,7 +199,7 @@ cdef class EntryReader:
 
     @property
     def position(self):
-        """Place in the log that the walk has come to."""
+        """Log position that the walk has reached."""
         return self.s.position
 
     @property
@@ -210,9 +208,8 @@ cdef class EntryReader:
         return self.s.reason
 
     def take(self, bint with_timestamps=False):
-        """(runs, keys) of what was gathered since the last time. A run is (topic, queue id, first queue offset,
-        physical offset of its first record, end of its last, entries as they are stored, store timestamps): queue
-        offsets that follow each other."""
+        """(runs, keys) gathered since the last call. A run has consecutive queue offsets: (topic, queue id, first queue
+        offset, physical offset of its first record, end of its last record, entries as stored, store timestamps)."""
         cdef int64_t* places = <int64_t*>PyMem_Calloc(self.s.queue_count + 1, sizeof(int64_t))
         cdef int64_t* order = <int64_t*>PyMem_Malloc(max(self.s.row_count, 1) * sizeof(int64_t))
         cdef int64_t i, first, last, count
@@ -269,8 +266,8 @@ cdef class EntryReader:
 
 
 def put_keys(MappedFile file not None, uint32_t slots, uint32_t capacity, const uint8_t[::1] keys, int64_t first):
-    """Enters keys that `EntryReader.take` gave into an index file, from number `first` on, until it is full or all
-    are in; gives the number of the next. The file's bytes must be allocated."""
+    """Enters keys from `EntryReader.take` into an index file, from number `first` on, until the file is full or the
+    keys end. Returns the number of the next key. The file's bytes must be allocated."""
     cdef index_view index = index_view_of(file, slots, capacity)
     cdef gathered_key key
     cdef gathered_key ahead

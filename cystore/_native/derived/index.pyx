@@ -1,12 +1,11 @@
-"""Index files in memory: entering keys, walking the chain of a key, taking entries back.
+"""Index files in memory: enters keys, walks the chain of a key, removes the newest entries.
 
-Publication order of an entry: the file's end (so that a repair knows where to look), the entry's bytes, the count,
-the slot. A process killed between two of them leaves an entry that is not counted, or counted and in no chain; never
-a chain that leads to bytes that were not written. `index_trim` takes back the entries at or behind a log position,
-which makes dispatch repeatable.
+Publication order of an entry: the file's end (a repair reads it), the entry's bytes, the count, the slot. If the
+process dies in between, the entry is not counted, or it is counted and in no chain. No chain ever leads to bytes that
+were not written. `index_trim` removes the entries at or behind a log position, which makes dispatch repeatable.
 
-Nothing read from a file is trusted: entry numbers are checked against the count, and a chain only ever goes to lower
-numbers, so a cyclic one ends. Source of the format: IndexFile and IndexHeader of RocketMQ 4.9.3.
+The code trusts no number from a file: it checks entry numbers against the count, and a chain must go to lower numbers,
+so a cyclic chain ends. Source of the format: IndexFile and IndexHeader of RocketMQ 4.9.3.
 """
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -36,9 +35,9 @@ from cystore._native.record.window cimport (
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
 
-# RocketMQ's clock may step back between two records; entries this much out of order are still found by a time range.
+# RocketMQ's clock may step back between two records. A time range still finds entries that are this much out of order.
 cdef int64_t CLOCK_STEP_MS = 600_000
-# Times from callers are kept within this, times from files are not used beyond it: sums of two stay numbers.
+# The limit of times from callers; a larger time from a file is not used. So the sum of two times does not overflow.
 cdef int64_t TIME_MAX_MS = 1 << 61
 
 
@@ -58,8 +57,7 @@ cdef inline uint8_t* _entry(const index_view* index, int32_t number) noexcept no
 
 
 cdef bint index_view_fits(const index_view* index, size_t length) noexcept nogil:
-    """Whether a file of `length` bytes holds that many slots and entries, so that no number below them leads
-    outside."""
+    """Whether a file of `length` bytes holds that many slots and entries. Then no smaller number leads outside."""
     return (
         0 < index.slots <= <uint32_t>INT32_MAX
         and 1 < index.capacity <= <uint32_t>INT32_MAX
@@ -69,7 +67,7 @@ cdef bint index_view_fits(const index_view* index, size_t length) noexcept nogil
 
 
 cdef int32_t index_next_entry(const index_view* index) noexcept nogil:
-    """Number of the next entry, at least 1 and at most the capacity, whatever the file says."""
+    """Number of the next entry: the file's count, limited to 1 ... capacity."""
     cdef int32_t number = <int32_t>observe_be32(index.p + INDEX_HEADER_NEXT_ENTRY_AT)  # acquire; release in _set_counts
     if number < 1:
         return 1
@@ -97,13 +95,13 @@ cdef void index_prefetch(const index_view* index, int32_t hash) noexcept nogil:
 
 
 cdef inline int32_t _linked(int32_t number, int32_t below) noexcept nogil:
-    """An entry number found in a slot or an entry, 0 when it cannot be one."""
+    """An entry number from a slot or an entry; 0 if it is impossible."""
     return number if 0 < number < below else 0
 
 
 cdef inline void _set_counts(index_view* index, uint32_t used_slots, int32_t next_entry) noexcept nogil:
-    """Both counts in one store: a kill leaves them of one mind."""
-    release_fence()
+    """Writes both counts in one store, so that they agree if the process dies."""
+    release_fence()  # publishes the entry; acquire in index_next_entry
     store_be64(index.p + INDEX_HEADER_USED_SLOTS_AT, (<uint64_t>used_slots << 32) | <uint32_t>next_entry)
 
 
@@ -132,7 +130,7 @@ cdef int index_put(index_view* index, int32_t hash, int64_t physical_offset, int
     release_fence()
     index_entry_set_key_hash(entry, hash)
     index_entry_set_physical_offset(entry, physical_offset)
-    # The first entry's seconds count from the end of the file before, which the begin still holds.
+    # The seconds of the first entry count from the previous file's end, which the begin timestamp still holds.
     index_entry_set_seconds(entry, index_seconds(index_header_begin_timestamp(index.p), store_timestamp))
     index_entry_set_previous(entry, previous)
     if number == 1:
@@ -141,17 +139,17 @@ cdef int index_put(index_view* index, int32_t hash, int64_t physical_offset, int
     failpoint("index.entry_written")
     _set_counts(index, <uint32_t>index_header_used_slots(index.p) + (previous == 0), number + 1)
     failpoint("index.counted")
-    # release: publishes the entry and the count; acquire: observe_be32 of the slot
+    # release: publishes the entry and the count; acquire in index_walk_begin
     publish_be32(slot, <uint32_t>number)
     failpoint("index.linked")
     return INDEX_OK
 
 
 cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nogil:
-    """Takes back the newest entries that point at or past `physical_offset`; returns how many are left.
+    """Removes the newest entries that point at or past `physical_offset`; returns how many entries remain.
 
-    A kill half-way leaves fewer of them: slots are put back before the count, and a slot that no longer names its
-    entry is left alone. The header's end is the caller's to mend.
+    If the process dies half-way, a repetition removes the rest: each slot is set back before the count, and a slot
+    that no longer names its entry is not changed. The caller repairs the end fields of the header.
     """
     cdef int32_t number = index_next_entry(index) - 1
     cdef uint8_t* slot
@@ -172,8 +170,8 @@ cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nog
 
 
 cdef bint index_may_hold(const index_view* index, int64_t begin_ms, int64_t end_ms) noexcept nogil:
-    """Whether the file may have entries from a range of store timestamps. One that ends before it begins has
-    timestamps of a wrong clock."""
+    """Whether the file may have entries from a range of store timestamps. If its end is before its begin, the clock
+    was wrong, and the file may have any."""
     if index_header_end_timestamp(index.p) < index_header_begin_timestamp(index.p):
         return True
     return index_header_end_timestamp(index.p) >= begin_ms - CLOCK_STEP_MS \
@@ -182,17 +180,17 @@ cdef bint index_may_hold(const index_view* index, int64_t begin_ms, int64_t end_
 
 cdef void index_walk_begin(const index_view* index, index_walk* walk) noexcept nogil:
     """Sets `walk.entry` to the newest entry of the chain of `walk.hash`."""
-    cdef int32_t newest = <int32_t>observe_be32(_slot(index, walk.hash))
-    # The slot was read first: what it names is below a count that is read now.
+    cdef int32_t newest = <int32_t>observe_be32(_slot(index, walk.hash))  # acquire; release in index_put, index_trim
+    # The slot is read before the count, so an entry that it names is below the count.
     walk.entry = _linked(newest, index_next_entry(index))
 
 
 cdef int index_walk_step(const index_view* index, index_walk* walk, int64_t* offset) noexcept nogil:
-    """Looks at one entry and goes on to the next. 1 when the entry has the hash and its time may lie in the range:
-    `offset` is set.
+    """Examines one entry and moves to the next. Returns 1 and sets `offset` if the entry has the hash and its time may
+    lie in the range.
 
-    An entry knows its time by the second only, and the first one of a file, and one at or before the file's begin,
-    not even that: what is dropped here cannot be in the range, what is kept may not be.
+    The time of an entry is exact to a second. It is unknown for the first entry of a file and for an entry at or
+    before the file's begin. So a skipped entry is outside of the range, but a returned one may be outside too.
     """
     cdef int64_t begin = index_header_begin_timestamp(index.p)
     cdef int64_t earliest
@@ -214,7 +212,8 @@ cdef int index_walk_step(const index_view* index, index_walk* walk, int64_t* off
 
 
 cdef int index_walk_next(const index_view* index, index_walk* walk, int64_t* offsets, int room) noexcept nogil:
-    """The next entries of the hash whose time may lie in the range, newest first; how many were put into `offsets`."""
+    """Puts the next entries of the hash whose time may lie in the range into `offsets`, newest first; returns how
+    many."""
     cdef int found = 0
     while walk.entry != 0 and found < room:
         found += index_walk_step(index, walk, offsets + found)
@@ -227,7 +226,7 @@ cdef void index_walk_prefetch(const index_view* index, const index_walk* walk) n
 
 
 cdef bint index_key_matches(const record_view* v, const uint8_t* key, int key_len) noexcept nogil:
-    """Whether a record holds the key: as its unique key, or as one of its keys, which single spaces separate."""
+    """Whether the key is the record's unique key or one of its keys, which single spaces separate."""
     cdef known_properties known
     cdef const uint8_t* at
     cdef const uint8_t* found
@@ -242,8 +241,8 @@ cdef bint index_key_matches(const record_view* v, const uint8_t* key, int key_le
     return False
 
 
-cdef inline void _keep(key_query* q, int64_t offset) noexcept nogil:
-    """Enters a physical offset in its place, once. Chains are in order but where RocketMQ entered a record again."""
+cdef inline void _add_found(key_query* q, int64_t offset) noexcept nogil:
+    """Inserts a physical offset in order, once. Chains are in order, except where RocketMQ entered a record again."""
     cdef int64_t place = q.found_count
     cdef int64_t i
     while place > 0 and q.found[place - 1] < offset:
@@ -256,7 +255,7 @@ cdef inline void _keep(key_query* q, int64_t offset) noexcept nogil:
     q.found_count += 1
 
 
-cdef inline void _keep_damaged(key_query* q, int64_t offset, int status) noexcept nogil:
+cdef inline void _add_damaged(key_query* q, int64_t offset, int status) noexcept nogil:
     cdef int i
     for i in range(q.damaged_count):
         if q.damaged[i] == offset:
@@ -268,11 +267,11 @@ cdef inline void _keep_damaged(key_query* q, int64_t offset, int status) noexcep
 
 
 cdef int index_query(const index_view* index, key_query* q, log_window* window) noexcept nogil:
-    """Goes on down the chain of `q.walk` and keeps the whole records that hold the key, and where none stands that is
-    whole.
+    """Continues down the chain of `q.walk`. Adds the intact records with the key to `q.found`, and the places without
+    an intact record to `q.damaged`.
 
-    An entry that leads to a hole or to a part of the log that is gone is passed over, and one of another key with the
-    same hash. A record without the key is verified too: its key may be what came to harm."""
+    Skips entries that point to a hole, to a removed part of the log, or to a record of another key with the same hash.
+    It verifies a record without the key too: the damage may be in its key."""
     cdef record_view v
     cdef const uint8_t* at
     cdef int status
@@ -292,17 +291,17 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
         if status == WINDOW_GONE or status == WINDOW_BEYOND:
             continue
         if status != RECORD_OK:
-            _keep_damaged(q, q.wanted, status)
+            _add_damaged(q, q.wanted, status)
             continue
         if not q.walk.begin_ms <= v.store_timestamp <= q.walk.end_ms:
             continue
         if not record_intact(at, &v):
-            _keep_damaged(q, q.wanted, RECORD_BAD_CHECKSUM)
+            _add_damaged(q, q.wanted, RECORD_BAD_CHECKSUM)
         elif v.topic_len == q.topic_len and memcmp(v.topic, q.topic, q.topic_len) == 0 \
                 and takes_index_entry(v.sys_flag) \
                 and (q.key == NULL or index_key_matches(&v, q.key, q.key_len)) \
                 and not record_expired(window, &v):
-            _keep(q, q.wanted)
+            _add_found(q, q.wanted)
 
 
 # ------------------------------------------------------------------------------------------------------ for Python
@@ -319,7 +318,7 @@ cdef index_view index_view_of(MappedFile file, uint32_t slots, uint32_t capacity
 
 
 def trim_file(MappedFile file not None, uint32_t slots, uint32_t capacity, int64_t physical_offset):
-    """Takes back the newest entries at or past `physical_offset`; how many are left."""
+    """Removes the newest entries at or past `physical_offset`; returns how many remain."""
     cdef index_view index = index_view_of(file, slots, capacity)
     cdef int32_t left
     if not file.writable:
@@ -340,7 +339,7 @@ cdef index_view _view_of(const uint8_t[::1] data, uint32_t slots, uint32_t capac
 
 
 def key_hash(const uint8_t[::1] topic, const uint8_t[::1] key):
-    """What the index holds for a key of a topic."""
+    """The hash of a topic's key in the index."""
     cdef int32_t seed = index_topic_seed(&topic[0] if topic.shape[0] else NULL, topic.shape[0])
     return index_key_hash(seed, &key[0] if key.shape[0] else NULL, key.shape[0])
 
@@ -355,7 +354,7 @@ def put(uint8_t[::1] data, uint32_t slots, uint32_t capacity, int32_t hash, int6
 
 
 def trim(uint8_t[::1] data, uint32_t slots, uint32_t capacity, int64_t physical_offset):
-    """Takes back the newest entries at or past `physical_offset`; how many are left."""
+    """Removes the newest entries at or past `physical_offset`; returns how many remain."""
     cdef index_view index = _view_of(data, slots, capacity)
     return index_trim(&index, physical_offset)
 

@@ -1,5 +1,5 @@
-"""Leading the hash slots of an index file back to the entries that are kept, when those behind them may be half on
-disk.
+"""Repairs the hash slots of an index file whose last entries may be only partly on disk: each slot then names the
+newest kept entry of its chain.
 
 Slots and entries come as bytes that were read, not mapped. Source of the format: IndexFile of RocketMQ 4.9.3.
 """
@@ -11,15 +11,14 @@ from cystore._native.layout cimport (
     index_entry_previous, load_be32, store_be32
 )
 
-# What a disk writes whole or not at all; an entry across two of them may be half there.
+# A disk writes a sector whole or not at all. An entry across two sectors may be written by half.
 cdef size_t SECTOR_BYTES = 512
-# Marks a slot whose chain is broken; the bits below it are the newest kept entry found so far.
+# Marks a slot with a broken chain; the lower bits are the newest kept entry found so far.
 cdef uint32_t BROKEN = 0x80000000u
 
 
-cdef inline uint32_t _kept(const uint8_t* tail, uint32_t first, uint32_t count, uint32_t slot, uint32_t slots,
-                           uint32_t keep,
-                           uint32_t number) noexcept nogil:
+cdef inline uint32_t _newest_kept(const uint8_t* tail, uint32_t first, uint32_t count, uint32_t slot, uint32_t slots,
+                                  uint32_t keep, uint32_t number) noexcept nogil:
     """The newest entry below `keep` in the chain from entry `number` on, or BROKEN."""
     cdef const uint8_t* entry
     cdef int32_t hash, previous
@@ -35,7 +34,7 @@ cdef inline uint32_t _kept(const uint8_t* tail, uint32_t first, uint32_t count, 
         previous = index_entry_previous(entry)
         if hash < 0 or <uint32_t>hash % slots != slot or previous < 0 or <uint32_t>previous >= number:
             return BROKEN
-        # An entry of the first key of a slot and one that was never written look alike but for their other fields.
+        # `previous` and `hash` can both be 0 in a written entry; an offset of 0 then means that it was never written.
         if previous == 0 and hash == 0 and index_entry_physical_offset(entry) == 0:
             return BROKEN
         number = <uint32_t>previous
@@ -49,7 +48,10 @@ cdef uint32_t _mend(uint8_t* p, uint32_t slots, const uint8_t* tail, uint32_t fi
         number = load_be32(p + <size_t>slot * INDEX_SLOT_BYTES)
         if number < keep:
             continue
-        number = BROKEN if number > <uint32_t>INT32_MAX else _kept(tail, first, count, slot, slots, keep, number)
+        if number > <uint32_t>INT32_MAX:
+            number = BROKEN
+        else:
+            number = _newest_kept(tail, first, count, slot, slots, keep, number)
         broken += number == BROKEN
         store_be32(p + <size_t>slot * INDEX_SLOT_BYTES, number)
     return broken
@@ -103,9 +105,9 @@ cdef int _check(Py_ssize_t slot_bytes, Py_ssize_t entry_bytes, int64_t first) ex
 
 
 def mend_slots(uint8_t[::1] slots, const uint8_t[::1] tail, int64_t first, int64_t keep):
-    """Leads every slot to its newest entry below number `keep`; `tail` holds the entries from number `first` on.
+    """Sets every slot to its newest entry below number `keep`; `tail` holds the entries from number `first` on.
 
-    Gives how many chains are broken: their slots must be found with `relink`. `settle` ends it.
+    Returns the number of broken chains. The caller repairs their slots with `relink` and then calls `settle`.
     """
     cdef uint32_t broken
     cdef uint8_t* p
@@ -121,7 +123,7 @@ def mend_slots(uint8_t[::1] slots, const uint8_t[::1] tail, int64_t first, int64
 
 
 def newest(const uint8_t[::1] slots):
-    """The highest entry number that a slot holds, 0 when there is none."""
+    """The highest entry number in a slot, 0 without entries."""
     cdef uint32_t slot, number, found = 0
     cdef const uint8_t* p
     _check(slots.shape[0], 0, 0)
@@ -135,7 +137,7 @@ def newest(const uint8_t[::1] slots):
 
 
 def relink(uint8_t[::1] slots, const uint8_t[::1] entries, int64_t first):
-    """Looks through kept entries, oldest first, for the newest one of each broken slot."""
+    """Goes through kept entries, oldest first, and sets each broken slot to its newest entry."""
     cdef uint8_t* p
     _check(slots.shape[0], entries.shape[0], first)
     if entries.shape[0] == 0:
@@ -147,7 +149,7 @@ def relink(uint8_t[::1] slots, const uint8_t[::1] entries, int64_t first):
 
 
 def settle(uint8_t[::1] slots):
-    """Takes the marks off; gives how many slots are used."""
+    """Removes the marks; returns the number of used slots."""
     cdef uint32_t used
     cdef uint8_t* p
     _check(slots.shape[0], 0, 0)
@@ -158,8 +160,8 @@ def settle(uint8_t[::1] slots):
 
 
 def chain(uint8_t[::1] slots, const uint8_t[::1] entries, int64_t first):
-    """Enters entries into `slots` (zero at first), oldest first; the number of the first one that does not lead to
-    the entry before it in its slot, -1 when all do."""
+    """Links entries into `slots` (zero at first), oldest first. Returns the number of the first entry whose `previous`
+    is not the entry before it in its slot, -1 if all are right."""
     cdef int64_t bad
     cdef uint8_t* p
     _check(slots.shape[0], entries.shape[0], first)
@@ -173,7 +175,7 @@ def chain(uint8_t[::1] slots, const uint8_t[::1] entries, int64_t first):
 
 
 def other_slot(const uint8_t[::1] slots, const uint8_t[::1] stored, int64_t count):
-    """The first slot that does not hold what it should, -1 when all do; one that leads to an entry at or behind
+    """The first slot of `stored` that differs from `slots`, -1 without one. A slot that names an entry at or behind
     `count` was changed since and is right."""
     cdef uint32_t slot, number
     cdef uint32_t total = <uint32_t>(slots.shape[0] // INDEX_SLOT_BYTES)

@@ -1,5 +1,4 @@
-"""Consume queue entries: writing them, and choosing the messages of a batch (ConsumeQueue,
-DefaultMessageStore.getMessage)."""
+"""Writes consume queue entries and selects the messages of a batch (ConsumeQueue, DefaultMessageStore.getMessage)."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -43,7 +42,7 @@ cdef void queue_put(uint8_t* p, int64_t physical_offset, int32_t size, int64_t t
 
 
 cdef void queue_put_holes(uint8_t* p, int64_t count) noexcept nogil:
-    """Entries that stand for queue offsets without a message."""
+    """Writes hole entries: they stand for queue offsets without a message."""
     cdef int64_t i
     for i in range(count):
         queue_put(p + i * <int64_t>QUEUE_ENTRY_BYTES, 0, <int32_t>HOLE_ENTRY_SIZE, 0)
@@ -73,7 +72,7 @@ cdef inline bint _code_wanted(const tag_filter* filter, int64_t tags_code) noexc
 
 
 cdef inline bint _tag_wanted(const tag_filter* filter, const record_view* v) noexcept nogil:
-    """By the text: two tags may share a hash."""
+    """Compares the tags as text: two tags may share a hash."""
     cdef property_view tags
     cdef int i
     if not property_find(v.properties, v.properties_len, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, &tags):
@@ -89,7 +88,7 @@ cdef inline bint _in_light_queue(const selection* s, const record_view* v) noexc
 
 
 cdef int queue_select(selection* s, log_window* window) except -1 nogil:
-    """Goes on from `s.at` until the batch is full, the entries end, or something stands in the way."""
+    """Selects from `s.at` on until the batch is full, the entries end, or the returned status says why it stopped."""
     cdef const uint8_t* entry
     cdef const uint8_t* at
     cdef record_view v
@@ -97,8 +96,8 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
     cdef int64_t physical_offset, tags_code
     cdef size_t available
     cdef int32_t size
-    cdef bint left
-    # The topic was found in the queue table: a record with the same one needs no look at its letters.
+    cdef bint refused
+    # The queue table has this topic, so the characters of a record's equal topic need no check.
     memset(&v, 0, sizeof(v))
     v.topic = s.topic
     v.topic_len = s.topic_len
@@ -107,7 +106,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
         physical_offset = queue_entry_disk_physical_offset(entry)
         size = queue_entry_disk_size(entry)
         tags_code = queue_entry_disk_tags_code(entry)
-        if size <= 0 or physical_offset < 0:  # zeros: this entry was not written
+        if size <= 0 or physical_offset < 0:  # size 0: the entry was never written
             s.status = SELECT_BAD_ENTRY
             return SELECT_DAMAGED
         if size == <int32_t>HOLE_ENTRY_SIZE or physical_offset < window.minimum:
@@ -157,9 +156,9 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
         if s.asks:
             if s.answer == ANSWER_NONE:
                 return SELECT_ASK
-            left = s.answer == ANSWER_LEAVE
+            refused = s.answer == ANSWER_LEAVE
             s.answer = ANSWER_NONE
-            if left:
+            if refused:
                 s.at += 1
                 continue
         chosen = &s.chosen[s.found]
@@ -177,12 +176,12 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
 
 @cython.final
 cdef class TagFilter:
-    """A tag expression: `A`, or `A || B`. One without any tag is a MessageIllegalError (FilterAPI)."""
+    """A tag expression: `A`, or `A || B`. Without any tag it is a MessageIllegalError (FilterAPI)."""
 
     def __cinit__(self, str expression not None):
         cdef int i
         cdef bytes tag
-        # Java's trim takes off every character up to the blank.
+        # Java's trim removes every character up to the blank.
         blanks = "".join(map(chr, range(33)))
         self.tags = tuple(dict.fromkeys(t for t in (part.strip(blanks) for part in expression.split("||")) if t))
         if not self.tags:
@@ -211,7 +210,7 @@ cdef class TagFilter:
 
 @cython.final
 cdef class BatchLimits:
-    """RocketMQ's limits of one batch. Sizes in bytes; `memory_bytes` behind the log's end counts as held in memory."""
+    """RocketMQ's limits of one batch, in bytes and messages. The last `memory_bytes` of the log count as in memory."""
 
     def __cinit__(self, *, int64_t memory_bytes, int64_t bytes_in_memory, int32_t count_in_memory,
                   int64_t bytes_in_disk, int32_t count_in_disk):
@@ -225,8 +224,8 @@ cdef class BatchLimits:
 def queue_state(Control control not None, bytes topic not None, int32_t queue_id):
     """(slot, minimum, dispatched, next, log minimum, wrote) of a queue, None when it is unknown.
 
-    Acquire loads, in this order: entries below `dispatched` (released in dispatch.pyx) point below `wrote`
-    (append.pxd).
+    The order of the acquire loads matters: entries below `dispatched` (release in dispatch.pyx: _put_queue) point below
+    `wrote` (release in append.pxd: move_wrote).
     """
     cdef control_block* block = control.checked()
     cdef queue_entry* entry
@@ -244,7 +243,7 @@ def queue_state(Control control not None, bytes topic not None, int32_t queue_id
 
 
 cdef _damage(const selection* s, LogWindow window, MappedFile file):
-    """The error for what `queue_select` stopped at."""
+    """The error for the entry or record at which `queue_select` stopped."""
     cdef MappedFile segment = window.file_of(s.wanted)
     number = s.first + s.at
     if s.status == SELECT_BAD_ENTRY or s.status == SELECT_OTHER_RECORD or segment is None:
@@ -256,8 +255,8 @@ cdef _damage(const selection* s, LogWindow window, MappedFile file):
 
 
 cdef int _select(selection* s, LogWindow window, MappedFile file, predicate) except -1:
-    """Runs the selection to its end; segments are brought in as it goes. A batch that found something ends where one
-    more segment would drive another out."""
+    """Runs the selection to its end and maps segments on demand. A batch with messages ends where one more segment
+    would evict another from the window."""
     cdef MappedFile segment
     cdef int status
     while True:
@@ -271,14 +270,14 @@ cdef int _select(selection* s, LogWindow window, MappedFile file, predicate) exc
         elif status == SELECT_NEED_SEGMENT and not (s.found and window.c.count == WINDOW_SEGMENTS):
             window.need(s.wanted)
         elif status == SELECT_DAMAGED and s.found == 0 and not (s.at and (s.program != NULL or s.asks)):
-            # Behind messages that a filter left out the batch ends, so that the next one begins with the damage.
+            # Damage behind messages that a filter refused ends the batch; the next batch begins with the damage.
             raise _damage(s, window, file)
         else:
             return 0
 
 
 cdef bint selection_behind(const selection* s, const log_window* window) noexcept nogil:
-    """Whether what comes next lies so far behind the log's end that memory does not hold it, by the settings."""
+    """Whether the next messages lie so far behind the log's end that, by the settings, memory does not hold them."""
     return s.passed >= 0 and window.wrote - s.passed > s.limits.memory_bytes
 
 
@@ -298,7 +297,7 @@ cdef list selected_messages(selection* s, LogWindow window):
 
 
 cdef void _copy(const selection* s, uint8_t* to, int64_t* begins) noexcept nogil:
-    """Copies the records found, one behind the other, and notes where each begins."""
+    """Copies the found records one behind the other and sets the begin of each."""
     cdef int64_t end = 0
     cdef int32_t i
     for i in range(s.found):
@@ -322,13 +321,11 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
                TagFilter tags=None, bint raw=False, FilterProgram program=None, predicate=None):
     """Messages of the `count` entries of a consume queue file that begin with queue offset `first`.
 
-    Of the messages with one of the `tags` only those are given for which `program`, and then `predicate(message)`, is
-    true.
+    A message passes if it has one of the `tags` and if `program`, and then `predicate(message)`, is true for it.
 
-    Gives (messages, entries done with, how many of them stood for no message, whether what comes next is no longer
-    held in memory by the limits); with `raw` (bytes of the records,
-    array of where each begins) instead of messages. A damaged message is a CorruptRecordError when it would be the
-    first of the batch.
+    Returns (messages, number of entries examined, how many of those stood for no message, whether by the limits memory
+    no longer holds the next messages). With `raw`, (bytes of the records, array of their begins) replaces the messages.
+    A damaged message raises CorruptRecordError if it would be the first of the batch.
     """
     cdef selection s
     cdef int64_t begin = first * QUEUE_ENTRY_BYTES - file.base
@@ -361,7 +358,7 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
 
 
 def put_entry(uint8_t[::1] data, Py_ssize_t position, int64_t physical_offset, int32_t size, int64_t tags_code):
-    """Writes an entry into a buffer; for tools and tests."""
+    """Writes an entry into a buffer. Tools and tests use it."""
     if not 0 <= position <= data.shape[0] - <Py_ssize_t>QUEUE_ENTRY_BYTES:
         raise ValueError(f"no room for an entry at {position} of {data.shape[0]} bytes")
     queue_put(&data[position], physical_offset, size, tags_code)
@@ -382,7 +379,7 @@ def entry_at(MappedFile file not None, Py_ssize_t position):
 
 
 def put_holes(MappedFile file not None, Py_ssize_t position, Py_ssize_t count):
-    """Fills entries that stand for queue offsets without a message."""
+    """Writes `count` hole entries."""
     if not file.writable or position < 0 or count < 0 \
             or position + count * <Py_ssize_t>QUEUE_ENTRY_BYTES > file.length:
         raise ValueError(f"cannot write {count} entries at {position} of {file!r}")
@@ -391,8 +388,7 @@ def put_holes(MappedFile file not None, Py_ssize_t position, Py_ssize_t count):
 
 
 def step_over_holes(MappedFile file not None, Py_ssize_t begin, Py_ssize_t end, bint backwards=False):
-    """Position of the first entry in [begin, end) of the file that stands for a message (the last one: `backwards`),
-    or -1."""
+    """Position of the first entry (`backwards`: the last entry) in [begin, end) of the file that is no hole, or -1."""
     cdef Py_ssize_t step = -<Py_ssize_t>QUEUE_ENTRY_BYTES if backwards else <Py_ssize_t>QUEUE_ENTRY_BYTES
     cdef Py_ssize_t at = end + step if backwards else begin
     if not 0 <= begin <= end <= file.length or begin % step or end % step:
@@ -404,7 +400,7 @@ def step_over_holes(MappedFile file not None, Py_ssize_t begin, Py_ssize_t end, 
 
 
 def queues_to_flush(Control control not None):
-    """Slots of the queues with entries that are not known to be durable."""
+    """Slots of the queues with entries that may not be durable yet."""
     cdef control_block* block = control.checked()
     cdef queue_entry* entry
     cdef uint32_t slot
@@ -423,8 +419,8 @@ NO_FILES = REMOVED
 
 
 def queues_unused(Control control not None):
-    """Slots of the queues without a message that can be read, whose files are not removed yet: `allocated` is
-    NO_FILES then."""
+    """Slots of the queues that have no readable message but still have files. `allocated` of a queue without files is
+    NO_FILES."""
     cdef control_block* block = control.checked()
     cdef queue_entry* entry
     cdef uint32_t slot
@@ -437,7 +433,7 @@ def queues_unused(Control control not None):
 
 
 def queues_behind(Control control not None):
-    """Slots of the queues that gave out queue offsets which have no entry yet."""
+    """Slots of the queues with assigned queue offsets that have no entry yet."""
     cdef control_block* block = control.checked()
     cdef queue_entry* entry
     cdef uint32_t slot

@@ -2,8 +2,8 @@ from libc.stdint cimport int64_t, uint8_t
 
 cdef enum ExtStatus:
     EXT_OK = 0
-    EXT_END = 1         # nothing more in this file: the end mark, or nothing written yet
-    EXT_BAD = 2         # lengths that contradict each other or lead out of the file
+    EXT_END = 1         # the file has no more units: end mark, or zeros
+    EXT_BAD = 2         # the lengths contradict each other or lead out of the file
     EXT_NO_ROOM = 3     # the unit belongs into the next file
 
 cdef struct ext_view:

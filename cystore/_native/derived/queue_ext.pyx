@@ -1,4 +1,4 @@
-"""Units of extended consume queues: tags code, store time and a filter bitmap, beside a queue whose entries point here.
+"""Units of extended consume queues: tags code, store time and filter bitmap of a queue entry that holds their address.
 
 Source of the format: ConsumeQueueExt of RocketMQ 4.9.3.
 """
@@ -12,8 +12,8 @@ from cystore._native.layout cimport (
 )
 
 cdef int16_t END_SIZE = -1
-cdef size_t END_BYTES = 4           # a unit leaves room for the end mark of its file
-cdef int64_t ADDRESS_MAX = -2147483649  # tags codes are not below -2^31
+cdef size_t END_BYTES = 4           # room behind each unit for the file's end mark
+cdef int64_t ADDRESS_MAX = -2147483649  # no tags code is below -2^31
 
 
 cdef bint ext_is_address(int64_t tags_code) noexcept nogil:
@@ -29,7 +29,7 @@ cdef int64_t ext_position(int64_t address) noexcept nogil:
 
 
 cdef int ext_read(const uint8_t* p, size_t available, ext_view* v) noexcept nogil:
-    """The unit at `p`; a written unit states its own length twice, and both must agree."""
+    """Reads the unit at `p`. A unit holds its length twice, and both must agree."""
     cdef int size
     if available < 2:
         return EXT_END
@@ -48,7 +48,7 @@ cdef int ext_read(const uint8_t* p, size_t available, ext_view* v) noexcept nogi
 
 cdef int ext_put(uint8_t* p, size_t room, int64_t tags_code, int64_t store_timestamp, const uint8_t* bitmap,
                  int bitmap_len, int* size) noexcept nogil:
-    """Writes a unit where `room` bytes are left in the file; without room the end mark, once and for all."""
+    """Writes a unit at `p`, where the file has `room` more bytes. If the unit does not fit, writes the end mark."""
     size[0] = <int>EXT_UNIT_FIXED_BYTES + bitmap_len
     if bitmap_len < 0 or size[0] > <int>EXT_UNIT_BYTES_MAX:
         return EXT_BAD
@@ -76,12 +76,12 @@ def is_address(int64_t tags_code):
 
 
 def address_of(int64_t position):
-    """What a queue entry holds for the unit at `position` (ConsumeQueueExt.decorate)."""
+    """The address of the unit at `position`, for its queue entry (ConsumeQueueExt.decorate)."""
     return ext_address(position)
 
 
 def position_of(int64_t address):
-    """Position in the extended queue that an address stands for (ConsumeQueueExt.unDecorate)."""
+    """Position of an address's unit in the extended queue (ConsumeQueueExt.unDecorate)."""
     return ext_position(address)
 
 
@@ -100,7 +100,7 @@ def read(const uint8_t[::1] data, Py_ssize_t position=0):
 
 
 def put(uint8_t[::1] data, Py_ssize_t position, int64_t tags_code, int64_t store_timestamp, bytes bitmap=b""):
-    """(status name, size of the unit) after writing it at `position` of a file's bytes, or the end mark there."""
+    """Writes a unit, or the end mark, at `position` of a file's bytes; returns (status name, size of the unit)."""
     cdef int size = 0
     cdef int status
     if not 0 <= position < data.shape[0]:
