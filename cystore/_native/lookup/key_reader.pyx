@@ -62,6 +62,18 @@ cdef class QueryResult(list):
         return QueryResult, (list(self), self.damaged)
 
 
+cdef MappedFile view_index(list files, Py_ssize_t place, index_view* index):
+    cdef tuple row = <tuple>files[place]
+    cdef MappedFile file = row[0] if len(row) == 3 else row[0]()
+    if file is None:  # not mapped
+        file = row[3]()
+        if file is None:
+            return None
+        files[place] = (ref(file), row[1], row[2], row[3])
+    index[0] = index_view_of(file, row[1], row[2])
+    return file
+
+
 cdef QueryResult _find(LogWindow window, control_block* block, list files, key_query* q, const uint8_t* key,
                        int64_t max_count,
                 int64_t begin_ms, int64_t end_ms):
@@ -74,7 +86,6 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     cdef bint begun, may_hold
     cdef QueryResult messages = QueryResult.__new__(QueryResult)
     cdef list missing = []
-    cdef tuple row
     cdef Py_ssize_t place
     q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), key, q.key_len)
     q.walk.begin_ms = begin_ms = index_time(begin_ms)
@@ -85,14 +96,9 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     # wrote: acquire; release in append.pxd: move_wrote
     window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
     for place in range(len(files)):
-        row = <tuple>files[place]
-        file = row[0] if len(row) == 3 else row[0]()
-        if file is None:  # not mapped any more, or not yet
-            file = row[3]()
-            if file is None:  # cleaned meanwhile
-                continue
-            files[place] = (ref(file), row[1], row[2], row[3])
-        index = index_view_of(file, row[1], row[2])
+        file = view_index(files, place, &index)
+        if file is None:
+            continue
         q.candidate_at = q.candidate_count = 0
         begun = False
         while True:

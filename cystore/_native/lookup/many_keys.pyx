@@ -13,16 +13,14 @@ from cystore._native.memory.atomics cimport load_i64
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.index cimport (
     QUERY_CANDIDATES, QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_prefetch,
-    index_query, index_time, index_topic_seed, index_view, index_view_of, index_walk_begin, index_walk_prefetch,
-    index_walk_step, key_query
+    index_query, index_time, index_topic_seed, index_view, index_walk_begin, index_walk_prefetch, index_walk_step,
+    key_query
 )
 from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.lookup.key_reader cimport QueryResult
+from cystore._native.lookup.key_reader cimport QueryResult, view_index
 from cystore._native.record.message cimport found_message
 from cystore._native.record.window cimport LogWindow, log_window, window_prefetch
-
-from weakref import ref
 
 from cystore.errors import CorruptRecordError, OffsetError
 
@@ -92,18 +90,12 @@ cdef int _search(LogWindow window, list files, lookups* g) except -1:
     """Looks for a group of keys in all index files, the newest first."""
     cdef index_view index
     cdef MappedFile file
-    cdef tuple row
     cdef Py_ssize_t place
     cdef int at, status
     for place in range(len(files)):
-        row = <tuple>files[place]
-        file = row[0] if len(row) == 3 else row[0]()
-        if file is None:  # not mapped any more, or not yet
-            file = row[3]()
-            if file is None:  # cleaned meanwhile
-                continue
-            files[place] = (ref(file), row[1], row[2], row[3])
-        index = index_view_of(file, row[1], row[2])
+        file = view_index(files, place, &index)
+        if file is None:
+            continue
         at = 0
         with nogil:
             if not index_may_hold(&index, 0, index_time(INT64_MAX)):
