@@ -357,7 +357,7 @@ cdef class DispatchKernel:
         return status
 
     cdef bint take_turn(self) noexcept:
-        """Takes the dispatch lock for `dispatch_turn`, with the GIL, so that no other thread closes the store meanwhile.
+        """Takes the dispatch lock for `dispatch_turn`. It holds the GIL, so no other thread closes the store meanwhile.
         False if another thread or process has the lock, or if `run` has to come first: after an owner's death, in the
         middle of a record, or after a change of files."""
         cdef control_block* block = self.control.block

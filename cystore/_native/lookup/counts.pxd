@@ -12,7 +12,7 @@ cdef class ReadCounts:
     cdef uint64_t[BUCKETS] latency
     cdef int64_t max_ms, merged_ms
     cdef uint64_t new_found, new_messages, new_queries    # since the last merge
-    cdef bint fresh                                       # there is something to merge
+    cdef bint fresh                                       # there are counts to merge
     cdef readonly long long found, missed, messages, queries
     cdef int got(self, int64_t since_ms, Py_ssize_t messages) except -1
     cdef int asked(self) except -1

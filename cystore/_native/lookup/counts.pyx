@@ -1,7 +1,7 @@
 """The reads of one attached process, and their sum over all processes in the control block.
 
-Readers of many processes would fight for the shared words. So each process counts for itself and adds what is new once
-in MERGE_MS. A kill loses what was counted since.
+Readers of many processes would compete for the shared words. So each process counts for itself and adds its new counts
+every MERGE_MS. If the process dies, the counts since the last merge are lost.
 """
 
 cimport cython
@@ -73,13 +73,13 @@ cdef class ReadCounts:
         return 0
 
     def count_get(self, int64_t since_ms, Py_ssize_t messages):
-        """A get that began at `since_ms` (`now_ms`) and found so many messages."""
+        """Counts a get that began at `since_ms` (a value of `now_ms`) and found that many messages."""
         self.got(since_ms, messages)
 
     def count_query(self):
-        """A query by key."""
+        """Counts a query by key."""
         self.asked()
 
     def merge(self):
-        """Adds what is new to the control block. A handle for reading only adds nothing."""
+        """Adds the new counts to the control block. A read-only handle adds nothing."""
         self.add(clock_coarse_ms())

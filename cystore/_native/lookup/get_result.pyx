@@ -1,4 +1,4 @@
-"""The answer of a get. It is a C class because filling in a dataclass takes as long as reading a record."""
+"""The result of a get. It is a C class because a dataclass takes as long to fill as a record takes to read."""
 
 cimport cython
 from libc.stdint cimport int64_t
@@ -6,14 +6,14 @@ from libc.stdint cimport int64_t
 
 @cython.final
 cdef class GetResult:
-    """Answer of `MessageStore.get` (RocketMQ's GetMessageResult).
+    """Result of `MessageStore.get` (RocketMQ's GetMessageResult).
 
     `next_offset` is the offset to continue at: behind the last examined entry; the minimum if the asked offset is too
     small; the asked offset at the maximum. Read on while it is below `max_offset`: a batch may end earlier, for
-    example where a read-only handle comes to messages that are not dispatched yet. `behind` is True if dispatch has
+    example where a read-only handle reaches messages that are not dispatched yet. `behind` is True if dispatch has
     not entered all acknowledged messages of this queue yet (it stands still, or its disk is full). An acknowledged
-    offset without an entry gives OFFSET_OVERFLOW_ONE, and `next_offset` is the asked one. Only ``get(raw=True)``
-    fills `raw` and `record_offsets`: all records in one buffer, and the begin of each.
+    offset without an entry gives OFFSET_OVERFLOW_ONE and leaves `next_offset` at the asked offset. Only
+    ``get(raw=True)`` fills `raw` and `record_offsets`: all records in one buffer, and the begin of each.
 
     `suggest_pulling_from_slave` is True when the messages that follow lie further behind the log's end than memory
     holds (access_message_in_memory_max_ratio): reading them costs this host's disk, and a slave has them too.
@@ -47,8 +47,7 @@ cdef class GetResult:
 
     def _tuple(self):
         return (self.status, self.messages, self.next_offset, self.min_offset, self.max_offset, self.raw,
-                self.record_offsets,
-                self.behind, self.suggest_pulling_from_slave)
+                self.record_offsets, self.behind, self.suggest_pulling_from_slave)
 
 
 cdef GetResult get_result(object status, object messages, int64_t next_offset, int64_t min_offset, int64_t max_offset):

@@ -1,4 +1,4 @@
-"""`query`: from a key to the messages that hold it, through the index files and a window on the log.
+"""`query`: finds the messages that hold a key, through the index files and a window on the log.
 
 A query takes about ten cache misses, as long as one call through Python. So `KeyReader.query` answers ordinary queries
 by itself. All others (odd arguments, an index behind the log, a detached store) go to its `general` function.
@@ -37,15 +37,15 @@ cdef enum:
     SPARE_WINDOWS = 8
 
 cdef object DEFAULT_COUNT = 32
-cdef object ZERO = 0  # the small integer that the default is: recognised without a conversion
+cdef object ZERO = 0  # the default's object, compared by identity
 
 
 @cython.final
 cdef class QueryResult(list):
-    """What `query` gives: a list of messages, newest first.
+    """The result of `query`: a list of messages, newest first.
 
-    `damaged` holds a CorruptRecordError for each place that the index names for the key and where no whole record
-    stands: the record may have held the key.
+    `damaged` holds a CorruptRecordError for each place that the index names for the key but that has no intact record:
+    the record may have held the key.
     """
 
     def __init__(self, messages=(), damaged=()):
@@ -75,10 +75,9 @@ cdef MappedFile view_index(list files, Py_ssize_t place, index_view* index):
 
 
 cdef QueryResult _find(LogWindow window, control_block* block, list files, key_query* q, const uint8_t* key,
-                       int64_t max_count,
-                int64_t begin_ms, int64_t end_ms):
-    """Messages with the topic of `q` and a key that has the hash of `key`, and is `q.key` where that is set; newest
-    first."""
+                       int64_t max_count, int64_t begin_ms, int64_t end_ms):
+    """Messages with the topic of `q` and a key with the hash of `key`, newest first. If `q.key` is set, a message must
+    hold that key."""
     cdef index_view index
     cdef MappedFile file
     cdef int64_t i
@@ -93,7 +92,7 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     q.found_count = q.damaged_count = 0
     q.room = min(max_count, 64)
     q.found = window.room(q.room)
-    # wrote: acquire; release in append.pxd: move_wrote
+    # acquire of `wrote`; release in append.pxd: move_wrote
     window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
     for place in range(len(files)):
         file = view_index(files, place, &index)
@@ -111,9 +110,9 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
             if status == QUERY_NEED_SEGMENT:
                 try:
                     window.need(q.wanted)
-                except OffsetError:  # unlinked since the log's minimum was read
+                except OffsetError:  # the segment was removed after `window.move`
                     q.candidate_at += 1
-                except CorruptRecordError as error:  # the file is missing
+                except CorruptRecordError as error:  # the segment's file is missing
                     missing.append(error)
                     q.candidate_at += 1
             elif status == QUERY_FULL and q.room < max_count:
@@ -127,7 +126,7 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
         if window.place_of(q.found[i]) < 0:
             try:
                 window.need(q.found[i])
-            except OffsetError:  # unlinked meanwhile
+            except OffsetError:  # the segment was removed meanwhile
                 continue
         messages.append(found_message(window, q.found[i], None))
     if q.damaged_count != 0 or missing:
@@ -148,11 +147,11 @@ cdef list _damaged(LogWindow window, key_query* q, list errors):
 
 def find_messages(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
                   bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms, *, bint any_key=False):
-    """Messages of a topic that hold the key, newest first, from `files`: (mapped file, slots, capacity), newest
-    first; or (reference to the mapped file, slots, capacity, what maps it again), where a reference to what was
-    mapped is left in the list.
+    """At most `max_count` messages of a topic that hold the key, newest first, with store timestamps from `begin_ms` to
+    `end_ms`. `any_key`: all messages with a key of that hash.
 
-    At most `max_count`, store timestamps from `begin_ms` to `end_ms`. `any_key`: all messages whose key has that hash.
+    `files`: the index files, newest first, as (mapped file, slots, capacity), or as (weak reference to the mapped file,
+    slots, capacity, function that maps it). The function replaces the reference in the list after it maps a file.
     """
     cdef key_query q
     cdef const uint8_t* key_bytes = <const uint8_t*>PyBytes_AS_STRING(key)
@@ -170,17 +169,17 @@ def find_messages(LogWindow window not None, Control control not None, list file
 cdef class KeyReader:
     """`query` of one attached store. Safe for threads.
 
-    `shapes()` gives the index files as `find_messages` takes them, and is asked again when the store has others;
-    `new_window()` makes a window. `general` answers every other query, and those after a fork or `close` detached this
-    object. `report(errors)` is called when a query meets damage.
+    `shapes()` returns the index files for `find_messages`; the reader calls it again when the index files change.
+    `new_window()` makes a window. `general` answers all other queries, and all queries after a fork or `close` detached
+    this object. The reader calls `report(errors)` when a query meets damage.
     """
 
     cdef Control control
     cdef DispatchKernel dispatcher
     cdef object shapes, new_window, general, report
-    cdef list windows           # spare ones
-    cdef list files             # what `shapes` gave; None: not asked yet
-    cdef uint32_t seen          # index_seq before it was asked
+    cdef list windows           # spare windows
+    cdef list files             # result of `shapes`; None: not called yet
+    cdef uint32_t files_seq     # index_seq before that call
     cdef ReadCounts counts
 
     def __init__(self, Control control not None, shapes not None, new_window not None, general not None,
@@ -190,7 +189,7 @@ cdef class KeyReader:
         self.windows = []
 
     def forget_windows(self):
-        """Lets go of the segments that spare windows keep mapped."""
+        """Drops the spare windows, which keep segments mapped."""
         self.windows = []
 
     def query(self, topic, key, max_count=DEFAULT_COUNT, *, begin_ms=ZERO, end_ms=None):
@@ -213,8 +212,8 @@ cdef class KeyReader:
             return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
         keep_block = self.control.file
         seq = load_u32(&block.index_seq)
-        if self.files is None or seq != self.seen:
-            self.files, self.seen = self.shapes(), seq
+        if self.files is None or seq != self.files_seq:
+            self.files, self.files_seq = self.shapes(), seq
         q.topic = <const uint8_t*>PyUnicode_DATA(topic)
         q.topic_len = <int>PyUnicode_GET_LENGTH(topic)
         q.key = <const uint8_t*>PyUnicode_DATA(key)

@@ -1,7 +1,7 @@
-"""`query_many`: messages of many keys. A lookup is a chain of cache misses, each of which needs the one before. So a
+"""`query_many`: messages of many keys. A lookup is a chain of cache misses, and each miss depends on the previous. So a
 group of lookups takes turns, one step each, and prefetches the memory for the next step of each lookup.
 
-Answers only keys of ASCII with few messages, all of them intact. The caller looks up the other keys.
+It answers only ASCII keys with few messages, all of them intact. The caller looks up the other keys.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -34,18 +34,17 @@ cdef enum:
     GROUP = 32
     ROOM = 8        # messages of one key
 
-# Lookups that go on side by side. `left`: the caller has to look the key up by itself. `full`: it has as many
-# messages as were wanted.
+# A group of lookups. `unanswered`: the caller has to look the key up. `full`: the key has `room` messages or more.
 cdef struct lookups:
     int count
     key_query[GROUP] queries
     int64_t[GROUP * ROOM] found
-    bint[GROUP] left
+    bint[GROUP] unanswered
     bint[GROUP] full
 
 
 cdef void _walk(const index_view* index, lookups* g, const log_window* window) noexcept nogil:
-    """Notes the candidates of all lookups in one index file. Slots, entries and records are fetched a step ahead."""
+    """Collects the candidates of all lookups in one index file. Prefetches slots, entries and records a step ahead."""
     cdef key_query* q
     cdef int i
     cdef int active = 1
@@ -69,25 +68,25 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
             active += q.walk.entry != 0
 
 
-cdef int _keep_all(const index_view* index, lookups* g, int* at, log_window* window) noexcept nogil:
-    """Keeps the candidates that are messages of their keys, from lookup `at` on. QUERY_NEED_SEGMENT: lookup `at`
-    needs one."""
+cdef int _check_candidates(const index_view* index, lookups* g, int* at, log_window* window) noexcept nogil:
+    """Adds the candidates that are messages of their keys, from lookup `at` on. QUERY_NEED_SEGMENT: lookup `at` needs a
+    segment."""
     cdef key_query* q
     cdef int status
     while at[0] < g.count:
         q = &g.queries[at[0]]
-        if not g.left[at[0]] and not g.full[at[0]]:
+        if not g.unanswered[at[0]] and not g.full[at[0]]:
             status = index_query(index, q, window)
             if status == QUERY_NEED_SEGMENT:
                 return status
             g.full[at[0]] = status == QUERY_FULL
-            g.left[at[0]] = q.damaged_count != 0
+            g.unanswered[at[0]] = q.damaged_count != 0
         at[0] += 1
     return QUERY_DONE
 
 
 cdef int _search(LogWindow window, list files, lookups* g) except -1:
-    """Looks for a group of keys in all index files, the newest first."""
+    """Searches all index files for a group of keys, newest file first."""
     cdef index_view index
     cdef MappedFile file
     cdef Py_ssize_t place
@@ -102,19 +101,19 @@ cdef int _search(LogWindow window, list files, lookups* g) except -1:
                 at = g.count
             else:
                 _walk(&index, g, &window.c)
-            status = _keep_all(&index, g, &at, &window.c)
+            status = _check_candidates(&index, g, &at, &window.c)
         while status == QUERY_NEED_SEGMENT:
             try:
                 window.need(g.queries[at].wanted)
             except (OffsetError, CorruptRecordError):
-                g.left[at] = True
+                g.unanswered[at] = True
             with nogil:
-                status = _keep_all(&index, g, &at, &window.c)
+                status = _check_candidates(&index, g, &at, &window.c)
     return 0
 
 
 cdef QueryResult _result(LogWindow window, const key_query* q):
-    """None where a segment went meanwhile."""
+    """The messages of a key; None if a segment was removed meanwhile."""
     cdef QueryResult messages = QueryResult.__new__(QueryResult)
     cdef int64_t i
     for i in range(q.found_count):
@@ -128,10 +127,9 @@ cdef QueryResult _result(LogWindow window, const key_query* q):
 
 
 def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
-              dict found not None,
-              int64_t max_count):
-    """Sets the values of `found`, whose keys are what is looked for, to their messages, newest first. Leaves those as
-    they are that have to be looked up one by one with `find_messages`, and says how many."""
+              dict found not None, int64_t max_count):
+    """Sets the value of each key of `found` to the key's messages, newest first. Returns how many values it did not
+    set: the caller looks those keys up with `find_messages`."""
     cdef control_block* block
     cdef lookups g
     cdef key_query* q
@@ -139,7 +137,7 @@ def find_many(LogWindow window not None, Control control not None, list files no
     cdef PyObject* names[GROUP]
     cdef QueryResult messages
     cdef Py_ssize_t at = 0
-    cdef Py_ssize_t left = 0
+    cdef Py_ssize_t unanswered = 0
     cdef bint more = True
     cdef const uint8_t* topic_bytes = <const uint8_t*>PyBytes_AS_STRING(topic)
     cdef int topic_len = <int>min(len(topic), INT32_MAX)
@@ -153,7 +151,7 @@ def find_many(LogWindow window not None, Control control not None, list files no
                 break
             if not (PyUnicode_CheckExact(<object>key) and PyUnicode_IS_COMPACT_ASCII(<object>key)
                     and PyUnicode_GET_LENGTH(<object>key) <= INT32_MAX):
-                left += 1
+                unanswered += 1
                 continue
             names[g.count] = key
             q = &g.queries[g.count]
@@ -164,18 +162,18 @@ def find_many(LogWindow window not None, Control control not None, list files no
             q.found = &g.found[g.count * ROOM]
             q.found_count = q.damaged_count = 0
             q.room = min(max_count, ROOM)
-            g.left[g.count] = g.full[g.count] = False
+            g.unanswered[g.count] = g.full[g.count] = False
             g.count += 1
-        block = control.checked()  # again for each group: another thread may have closed the store
+        block = control.checked()  # for each group: another thread may have closed the store
         keep_block = control.file
         window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
         _search(window, files, &g)
         for i in range(g.count):
             messages = None
-            if not g.left[i] and (not g.full[i] or max_count <= ROOM):
+            if not g.unanswered[i] and (not g.full[i] or max_count <= ROOM):
                 messages = _result(window, &g.queries[i])
             if messages is None:
-                left += 1
+                unanswered += 1
             else:
                 PyDict_SetItem(found, <object>names[i], messages)
-    return left
+    return unanswered

@@ -1,10 +1,10 @@
-"""`get` and `read` as programs call them: nearly every one is answered here, in one call that lets the GIL go once.
-It helps with dispatch where that is behind, selects the messages and verifies them.
+"""Fast path of `get` and `read`. It answers nearly every call and releases the GIL once: it dispatches if dispatch is
+behind, selects the messages and verifies them.
 
-A handle for reading only does not dispatch: it takes the entries that are missing from its table of the log's tail.
+A read-only handle does not dispatch: it takes the missing entries from its table of the log's tail.
 
-What needs more than that is for the general way (reader.py): tags, a callable, another dispatcher at work, a queue that
-was cleaned, damage. No answer but FOUND, NO_MATCHED_MESSAGE and MESSAGE_WAS_REMOVING is made here.
+The general path (reader.py) answers all other calls: tags, a callable, another dispatcher at work, a cleaned queue,
+damage. Results of the fast path are FOUND, NO_MATCHED_MESSAGE and MESSAGE_WAS_REMOVING.
 """
 
 cimport cython
@@ -52,36 +52,36 @@ cdef extern from "Python.h":
 
 cdef enum:
     SPARE_WINDOWS = 8
-    PLACES = 64             # files of consume queues that are at hand
-    FILE_ENTRIES = 300000   # until the first file says how many it holds: RocketMQ's default
+    PLACES = 64             # mapped consume queue files
+    FILE_ENTRIES = 300000   # RocketMQ's default, until the first file is mapped
     FILTERED_ENTRIES = 800  # as in reader.py
-    NEED_FILE = 64          # beside SelectStatus: the queue's file is not at hand
-    NOT_HERE = 65           # for the general way
-    IN_TAIL = 66            # not dispatched, and this process may not
+    NEED_FILE = 64          # beside SelectStatus: the queue's file is not mapped
+    NOT_HERE = 65           # the general path has to answer
+    IN_TAIL = 66            # the message is not dispatched, and this process may not dispatch
 
 cdef object FOUND = GetStatus.FOUND
 cdef object REMOVING = GetStatus.MESSAGE_WAS_REMOVING
 cdef object NO_MATCH = GetStatus.NO_MATCHED_MESSAGE
 
-# A file of a queue that was read before.
+# A mapped consume queue file.
 cdef struct queue_place:
     uint32_t queue          # slot + 1; 0: none
-    uint32_t removals       # of the queue's files, when this one was looked for
+    uint32_t removals       # of the queue, before the file was mapped
     int64_t base
     int64_t end
     const uint8_t* address
 
-# One call.
+# The state of one `get`.
 cdef struct get_call:
     control_block* block
     queue_entry* entry
-    dispatch_state* turn    # NULL: no turn of dispatch. Else its lock is held until the call has made it.
+    dispatch_state* turn    # NULL: no turn of dispatch. Else the call holds the dispatch lock until the turn is made
     queue_place place
     selection select
     bint has_tail
-    int64_t wrote           # when the call began, where dispatch was behind: what was appended by then has to be seen
+    int64_t wrote           # at the begin, if dispatch was behind: the result must include earlier messages; else 0
     int64_t offset
-    int64_t examined        # how many entries the call looks at, at most
+    int64_t examined        # the most entries that the call examines
     int64_t minimum
     int64_t dispatched
     int64_t following
@@ -89,13 +89,13 @@ cdef struct get_call:
 
 
 cdef inline int64_t _examined(const get_call* c) noexcept nogil:
-    """How many entries the call looks at, if each of them stands for a message."""
+    """How many entries the call examines if each of them stands for a message."""
     return c.select.limits.max_count if c.select.program == NULL else c.examined
 
 
 cdef int _get(get_call* c, log_window* window) except -1 nogil:
-    """Makes the turn, then selects. What is published is read in this order: entries below `dispatched` point below
-    `wrote`."""
+    """Makes the turn of dispatch, then selects. The order of the acquire loads matters: entries below `dispatched`
+    (release in dispatch.pyx: _put_queue) point below `wrote` (release in append.pxd: move_wrote)."""
     if c.turn != NULL:
         dispatch_turn(c.turn)
         c.turn = NULL
@@ -136,10 +136,9 @@ cdef int _read(log_window* window, int64_t offset) noexcept nogil:
 cdef class QueueReader:
     """`get` and `read` of one attached store, for handles that follow live processes. Safe for threads.
 
-    `filter_class` has a FilterProgram as its attribute `program`.
-    `file_of(slot, queue_offset)` gives a consume queue's mapped file, or None; `new_window()` makes a window,
-    `windows` holds spare ones. `general` and `general_read` answer all other calls, and those after a fork or `close`
-    detached this object.
+    `filter_class` has a FilterProgram as its attribute `program`. `file_of(slot, queue_offset)` returns a consume
+    queue's mapped file, or None. `new_window()` makes a window; `windows` holds spare windows. `general` and
+    `general_read` answer all other calls, and all calls after a fork or `close` detached this object.
     """
 
     cdef Control control
@@ -147,13 +146,13 @@ cdef class QueueReader:
     cdef BatchLimits limits
     cdef object file_of, new_window, general, general_read
     cdef type filter_class
-    cdef TailTable tail             # None where this process may dispatch
+    cdef TailTable tail             # None: this process may dispatch
     cdef list windows
-    cdef list files                 # of `places`: holding them keeps the addresses valid
+    cdef list files                 # mappings of `places`; they keep the addresses valid
     cdef queue_place[PLACES] places
     cdef int64_t file_entries       # all queue files of a store have the same length
-    cdef int64_t manifest_seq       # the spare windows know the damage of this manifest
-    cdef public int64_t cleaned_below  # the log's minimum when what was cleaned was let go
+    cdef int64_t manifest_seq       # of the manifest whose damage the spare windows know
+    cdef public int64_t cleaned_below  # the log's minimum when cleaned files were last unmapped
     cdef ReadCounts counts
 
     def __init__(self, Control control not None, DispatchKernel dispatcher not None, BatchLimits limits not None,
@@ -169,14 +168,14 @@ cdef class QueueReader:
         self.file_entries = FILE_ENTRIES
 
     def forget_files(self):
-        """Lets go of the consume queue files at hand."""
+        """Forgets the mapped consume queue files."""
         cdef int i
         for i in range(PLACES):
             self.places[i].queue = 0
             self.files[i] = None
 
     cdef LogWindow window(self, control_block* block):
-        """One for this call, which knows the damage that is known by now."""
+        """A window for this call. It knows the damage in the current manifest."""
         cdef int64_t seq = load_i64(&block.manifest_seq)
         if seq != self.manifest_seq:
             self.windows.clear()
@@ -189,11 +188,11 @@ cdef class QueueReader:
         return 0
 
     cdef uint32_t place_of(self, uint32_t slot, int64_t offset) noexcept:
-        """Where a file of a queue is kept: reads all over a large queue find each of its files at hand."""
+        """Index of a queue file in `places`. The files of a large queue have different indexes."""
         return (slot + <uint32_t>(offset // self.file_entries)) & (PLACES - 1)
 
     cdef MappedFile file_at(self, get_call* c, uint32_t slot):
-        """Looks for the file that holds the offset; None where there is none."""
+        """Maps the queue file that holds the offset; None without such a file."""
         cdef uint32_t removals = load_u32(&c.entry.removals)
         cdef MappedFile file = self.file_of(slot, c.offset)
         cdef queue_place* place
@@ -225,12 +224,12 @@ cdef class QueueReader:
             status = queue_select(&c.select, &window.c)
         if (status == SELECT_DONE and c.select.program == NULL and c.select.at == wanted
                 and c.select.found < c.select.limits.max_count and wanted < c.following - c.offset):
-            return NOT_HERE  # entries of expired messages were passed over: more are needed
+            return NOT_HERE  # expired messages were skipped: more entries are needed
         return status
 
     cdef GetResult get(self, const uint8_t* topic, int topic_len, int32_t queue_id, int64_t offset, int32_t max_count,
                        FilterProgram program, bint raw):
-        """The answer, or None when the general way has to give it."""
+        """The result, or None if the general path has to answer."""
         cdef control_block* block = self.control.block
         cdef get_call c
         cdef LogWindow window
@@ -264,7 +263,7 @@ cdef class QueueReader:
         c.select.topic = topic
         c.select.topic_len = topic_len
         c.select.queue_id = queue_id
-        c.select.codes_are_hashes = True  # of no matter: there are no tags
+        c.select.codes_are_hashes = True  # unused: there are no tags
         c.select.filter.count = 0
         c.select.program = NULL if program is None else &program.c
         c.select.asks = False
@@ -285,7 +284,7 @@ cdef class QueueReader:
             c.wrote = load_i64(&block.wrote)
             if self.dispatcher.take_turn():
                 c.turn = self.dispatcher.d
-        with nogil:  # nothing may come between this and the turn: it has the lock
+        with nogil:  # no code that can fail stands between `take_turn`, which took the lock, and `_get`
             status = _get(&c, &window.c)
         if status == IN_TAIL:
             try:
@@ -298,7 +297,7 @@ cdef class QueueReader:
                 if file is None:
                     return None
             elif c.select.found and window.c.count == WINDOW_SEGMENTS:
-                break  # one more segment would drive another out
+                break  # one more segment would evict another
             else:
                 try:
                     window.need(c.select.wanted)
@@ -312,7 +311,7 @@ cdef class QueueReader:
             self.places[at].queue = 0
             return None
         result = get_result(FOUND, None, offset + c.select.at, c.minimum, c.dispatched)
-        if self.control.read_only:  # `general` reads what is not dispatched: so the queue ends behind that
+        if self.control.read_only:  # `general` reads undispatched messages too, so the queue ends behind them
             result.max_offset = max(c.dispatched, c.following)
         else:
             result.behind = c.dispatched < c.following
@@ -329,7 +328,7 @@ cdef class QueueReader:
         return result
 
     cdef Message read(self, int64_t offset):
-        """The message, or None when the general way has to look."""
+        """The message, or None if the general path has to answer."""
         cdef control_block* block = self.control.block
         cdef LogWindow window
         cdef Message message
@@ -369,13 +368,13 @@ cdef enum:
     GET_POSITIONAL = 3
 
 cdef tuple _keywords = tuple([sys.intern(name) for name in ("max_count", "tags", "group", "raw", "filter")])
-cdef PyObject* _known = <PyObject*>_keywords  # without a reference for each call
+cdef PyObject* _keyword_names = <PyObject*>_keywords  # a call takes no reference to it
 cdef tuple _defaults = (32, None, None, False, None)
 cdef known_callers _callers
 
 
 cdef inline bint _whole(PyObject* value, int64_t high, int64_t* number) noexcept:
-    """Reads an int from 0 to `high`; False for everything else."""
+    """Reads an int from 0 to `high`; False for any other object."""
     cdef int overflow = 0
     if not PyLong_CheckExact(<object>value):
         return False
@@ -390,12 +389,12 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
     cdef PyObject* topic
     cdef FilterProgram program = None
     cdef GetResult result
-    cdef int named = KEYWORDS_UNKNOWN
+    cdef int keywords = KEYWORDS_UNKNOWN
     if positional == GET_POSITIONAL or positional == GET_POSITIONAL + 1:
-        named = place_keywords(given + positional, names, _known, &_callers, values)
-    if named == KEYWORDS_UNKNOWN or (positional > GET_POSITIONAL and named & 1 << GET_MAX_COUNT):
+        keywords = place_keywords(given + positional, names, _keyword_names, &_callers, values)
+    if keywords == KEYWORDS_UNKNOWN or (positional > GET_POSITIONAL and keywords & 1 << GET_MAX_COUNT):
         return call_python(self.general, given, positional, names)
-    place_defaults(_defaults, named, values)
+    place_defaults(_defaults, keywords, values)
     if positional > GET_POSITIONAL:
         values[GET_MAX_COUNT] = given[GET_POSITIONAL]
     topic = given[0]
@@ -411,8 +410,7 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
         and _whole(values[GET_MAX_COUNT], INT32_MAX, &max_count) and max_count > 0
     ):
         result = self.get(<const uint8_t*>PyUnicode_DATA(<object>topic), <int>PyUnicode_GET_LENGTH(<object>topic),
-                          <int32_t>queue_id,
-                          offset, <int32_t>max_count, program, values[GET_RAW] == Py_True)
+                          <int32_t>queue_id, offset, <int32_t>max_count, program, values[GET_RAW] == Py_True)
         if result is not None:
             return result
     return call_python(self.general, given, positional, names)
@@ -445,10 +443,10 @@ _read_definition.ml_doc = "read($self, physical_offset)\n--\n\nThe record at a p
 
 
 def get_function(QueueReader reader not None, owner=None):
-    """`get` as a function for programs to call. It keeps `owner`."""
+    """`get` as a function for programs. It keeps a reference to `owner`."""
     return PyCFunction_NewEx(&_get_definition, reader, owner)
 
 
 def read_function(QueueReader reader not None, owner=None):
-    """`read` as a function for programs to call. It keeps `owner`."""
+    """`read` as a function for programs. It keeps a reference to `owner`."""
     return PyCFunction_NewEx(&_read_definition, reader, owner)

@@ -1,8 +1,8 @@
-"""The tail of the log that dispatch has not entered yet, read by a process that may not dispatch: one that opened the
-store for reading only.
+"""The tail of the log that dispatch has not entered yet, for a process that opened the store read-only: it may not
+dispatch.
 
 The walk goes from the dispatched position to the wrote position. The services of any process keep that distance short.
-Searches for keys share one walk (`TailKeys`): each record is looked at once, however many searches there are.
+Searches for keys share one walk (`TailKeys`): it reads each record once, however many searches there are.
 """
 
 cimport cython
@@ -38,37 +38,37 @@ cdef enum:
     FOUND_AT_ONCE = 1024
     MOST = 4194304          # keys: 96 MiB with the heads of their chains
     FIRST_ROOM = 1024
-    PIECE_BYTES = 4194304   # of log that is walked before others may use the keys
+    PIECE_BYTES = 4194304   # of log in one walk under the lock
 
 cdef enum KeysStatus:           # beside RecordStatus and WindowStatus
-    KEYS_PIECE = 64             # a piece of the log is done; others may use the keys now
+    KEYS_PIECE = 64             # a piece of the log is done; now other threads may use the keys
     KEYS_FULL = 65
     KEYS_NO_MEMORY = 66
-    KEYS_BEHIND = 67            # dispatch had entered more when another thread looked: the keys begin behind that
+    KEYS_BEHIND = 67            # another thread read a higher dispatched position; the keys begin there
 
 # A key of a record that dispatch has not entered. Keys are numbered in the order of the log.
 cdef struct tail_key:
     int64_t position
     uint32_t hash
-    uint32_t back               # so many numbers before stands the last key of the same chain; 0: none
+    uint32_t back               # distance to the previous key of the same chain, in numbers; 0: none
 
 cdef struct tail_keys:
     pthread_mutex_t lock
-    tail_key* keys              # those before `first` are let go
+    tail_key* keys              # keys before `first` were dropped
     int64_t number              # of keys[0]
     int64_t first
     int64_t count
     int64_t room
     int64_t most
-    int64_t* heads              # the number of the last key of each chain, -1 without one
+    int64_t* heads              # number of the last key of each chain; -1: empty
     int64_t chains              # a power of two
-    int64_t begin               # all keys of the log [begin, reached) are here
+    int64_t begin               # `keys` has all keys of the log [begin, reached)
     int64_t reached
-    int64_t walked              # records, since the handle was opened
+    int64_t walked              # records read since the handle was opened
 
 # A walk over the records of one topic.
 cdef struct tail_walk:
-    int64_t at              # log position that it has come to
+    int64_t at              # log position that the walk has reached
     const uint8_t* topic
     int topic_len
     int32_t queue_id
@@ -79,11 +79,11 @@ cdef struct tail_walk:
     int64_t first           # queue offset of entry 0
     int64_t count           # entries written, or messages found
     int64_t room
-    bint is_light           # records of other topics are in this queue too
+    bint is_light           # the queue has records of other topics too
 
 
 cdef int64_t _number(const tail_walk* t, const record_view* v) noexcept nogil:
-    """Queue offset of the record in the queue; -1: it is not in it."""
+    """Queue offset of the record in the walk's queue; -1: the record is not in that queue."""
     if not takes_queue_offset(v.sys_flag):
         return -1
     if v.queue_id == t.queue_id and v.topic_len == t.topic_len and memcmp(v.topic, t.topic, t.topic_len) == 0:
@@ -92,8 +92,8 @@ cdef int64_t _number(const tail_walk* t, const record_view* v) noexcept nogil:
 
 
 cdef int _next(log_window* window, tail_walk* t, record_view* v, const uint8_t** p) noexcept nogil:
-    """The next record of the topic, at `t.at`: RECORD_OK; WINDOW_BEYOND at the end, WINDOW_NEED_SEGMENT, or what is
-    wrong at `t.at`."""
+    """Moves `t.at` to the next record of the topic. RECORD_OK; WINDOW_BEYOND at the end; WINDOW_NEED_SEGMENT; or the
+    RecordStatus of a damaged record at `t.at`."""
     cdef int status
     while True:
         status = tail_record(window, &t.at, v, p)
@@ -105,7 +105,7 @@ cdef int _next(log_window* window, tail_walk* t, record_view* v, const uint8_t**
 
 
 cdef int _enter(log_window* window, tail_walk* t, uint8_t* entries) noexcept nogil:
-    """Writes the entries of a queue from `t.first` on, as dispatch will, until there is no room for more."""
+    """Writes the entries that dispatch will make for a queue, from `t.first` on, while there is room."""
     cdef record_view v
     cdef const uint8_t* p
     cdef derived found
@@ -130,7 +130,7 @@ cdef int _enter(log_window* window, tail_walk* t, uint8_t* entries) noexcept nog
 
 
 cdef int _find(log_window* window, tail_walk* t, int64_t* offsets) noexcept nogil:
-    """Notes where messages with the key stand, until there is no room for more."""
+    """Collects the positions of messages with the key, while there is room."""
     cdef record_view v
     cdef const uint8_t* p
     cdef int status
@@ -159,9 +159,10 @@ cdef void _begin(tail_walk* t, int64_t position, bytes topic) noexcept:
 def entries_into(MappedFile out not None, LogWindow window not None, int64_t minimum, int64_t wrote, int64_t position,
                  bytes topic not None, int32_t queue_id):
     """Fills `out`, memory with a consume queue file's interface, with the entries that dispatch will make of the
-    records in [position, wrote); gives how many, and the log position that the walk came to. It ends before damage.
+    records in [position, wrote); returns (number of entries, log position that the walk reached). The walk ends before
+    damage.
 
-    Raises OffsetError when a segment goes meanwhile.
+    Raises OffsetError if a segment is removed meanwhile.
     """
     cdef tail_walk t
     cdef uint8_t* entries = out.address
@@ -184,8 +185,8 @@ def entries_into(MappedFile out not None, LogWindow window not None, int64_t min
 
 def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, int64_t position, bytes topic not None,
                   bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms):
-    """(messages, end): the newest `max_count` messages in [position, wrote) with the key, newest first, and where the
-    walk ended: the wrote position, or damage. Raises OffsetError when a segment goes meanwhile."""
+    """(messages, end): the newest `max_count` messages in [position, wrote) with the key, newest first, and the walk's
+    end: the wrote position, or the position of damage. Raises OffsetError if a segment is removed meanwhile."""
     cdef tail_walk t
     cdef int64_t* offsets = window.room(FOUND_AT_ONCE)
     cdef int64_t i, at
@@ -220,7 +221,7 @@ def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, int
 
 
 cdef bint _chains(tail_keys* t) noexcept nogil:
-    """Chains for twice as many keys as there are; False without memory."""
+    """Makes chains for twice the number of keys; False without memory."""
     cdef int64_t chains = FIRST_ROOM, place
     cdef int64_t* heads
     while chains < 2 * (t.count - t.first):
@@ -237,7 +238,7 @@ cdef bint _chains(tail_keys* t) noexcept nogil:
 
 
 cdef inline void _link(tail_keys* t, int64_t place) noexcept nogil:
-    """Makes a key the last one of its chain."""
+    """Appends a key to its chain."""
     cdef int64_t* head = &t.heads[t.keys[place].hash & (t.chains - 1)]
     cdef int64_t number = t.number + place
     t.keys[place].back = <uint32_t>(number - head[0]) if head[0] >= t.number + t.first else 0
@@ -245,7 +246,7 @@ cdef inline void _link(tail_keys* t, int64_t place) noexcept nogil:
 
 
 cdef int _room_for_key(tail_keys* t) noexcept nogil:
-    """RECORD_OK, KEYS_FULL or KEYS_NO_MEMORY."""
+    """Makes room for one key: RECORD_OK, KEYS_FULL or KEYS_NO_MEMORY."""
     cdef int64_t room
     cdef void* grown
     if t.count == t.room and t.first > 0:
@@ -268,13 +269,13 @@ cdef int _room_for_key(tail_keys* t) noexcept nogil:
 
 
 cdef void _begin_anew(tail_keys* t, int64_t dispatched) noexcept nogil:
-    t.number += t.count  # no chain leads to a key before
+    t.number += t.count  # chains end before keys with lower numbers
     t.first = t.count = 0
     t.begin = t.reached = dispatched
 
 
 cdef int _add_keys(tail_keys* t, const record_view* v) noexcept nogil:
-    """The keys of the record at `t.reached`, all of them or none."""
+    """Adds the keys of the record at `t.reached`, all of them or none."""
     cdef derived found
     cdef const uint8_t* key
     cdef size_t length
@@ -286,7 +287,7 @@ cdef int _add_keys(tail_keys* t, const record_view* v) noexcept nogil:
         status = _room_for_key(t)
         if status != RECORD_OK:
             t.count = before - t.number
-            if not _chains(t):  # those that were linked lead nowhere now
+            if not _chains(t):  # the old chains name keys that were just removed
                 _begin_anew(t, t.reached)
             return status
         t.keys[t.count].position = t.reached
@@ -297,7 +298,8 @@ cdef int _add_keys(tail_keys* t, const record_view* v) noexcept nogil:
 
 
 cdef int _advance(tail_keys* t, control_block* block, log_window* window, int64_t dispatched) noexcept nogil:
-    """Goes on to the end of `window`, under the lock: WINDOW_BEYOND there, or what it stopped at."""
+    """Continues the walk to the end of `window`, under the lock: WINDOW_BEYOND there, else the status that stopped
+    it."""
     cdef record_view v
     cdef const uint8_t* p
     cdef int64_t until
@@ -325,8 +327,8 @@ cdef int _advance(tail_keys* t, control_block* block, log_window* window, int64_
 
 cdef int64_t _candidates(tail_keys* t, uint32_t hash, int64_t* number, int64_t* positions, int64_t room,
                          int64_t* copied) noexcept nogil:
-    """Under the lock: positions of keys with the hash, the newest first, from a number on (-1: the last one). Gives the
-    position from which on all keys were there."""
+    """Under the lock: copies positions of keys with the hash, newest first, from `number` down (-1: from the last key),
+    and sets `number` to the next key. Returns `begin`: the table has all keys behind that position."""
     cdef tail_key* key
     cdef int64_t at = number[0]
     copied[0] = 0
@@ -343,7 +345,7 @@ cdef int64_t _candidates(tail_keys* t, uint32_t hash, int64_t* number, int64_t* 
 
 
 cdef int _look_at(log_window* window, tail_walk* t, int64_t at) noexcept nogil:
-    """RECORD_OK: a message that is looked for stands there. WINDOW_NEED_SEGMENT; anything else: none."""
+    """RECORD_OK: the record at `at` is a wanted message. WINDOW_NEED_SEGMENT; any other status: it is not."""
     cdef record_view v
     cdef const uint8_t* p
     cdef int status = window_record(window, at, &v, &p)
@@ -359,8 +361,8 @@ cdef int _look_at(log_window* window, tail_walk* t, int64_t at) noexcept nogil:
 @cython.auto_pickle(False)
 @cython.final
 cdef class TailKeys:
-    """Where the keys behind the dispatched position of one attached store stand; at most `most` of them are kept. Safe
-    for threads."""
+    """The keys behind the dispatched position of one attached store and their log positions, `most` at most. Safe for
+    threads."""
 
     cdef tail_keys c
 
@@ -378,12 +380,12 @@ cdef class TailKeys:
 
     @property
     def count(self):
-        """How many keys there are."""
+        """Number of keys."""
         return self.c.count - self.c.first
 
     @property
     def walked(self):
-        """How many records all walks have looked at."""
+        """Number of records that all walks have read."""
         return self.c.walked
 
     cdef int _advance_all(self, control_block* block, LogWindow window, int64_t dispatched, int64_t* reached) except -1:
@@ -405,20 +407,20 @@ cdef class TailKeys:
     def find_messages(self, Control control not None, LogWindow window not None, int64_t minimum, int64_t wrote,
                       int64_t position, bytes topic not None, bytes key not None, int64_t max_count, int64_t begin_ms,
                       int64_t end_ms):
-        """As the function of this name. `position` is a dispatched position that was read before."""
+        """As the function of this name. `position` is a dispatched position that the caller has read."""
         cdef control_block* block = control.checked()
         cdef tail_keys* t = &self.c
         cdef tail_walk wanted
         cdef uint32_t hash
         cdef int64_t number = -1, reached = 0, copied = 0, last = -1, begin, i
         cdef int64_t* positions
-        cdef list found = [], seen
+        cdef list found = []
         keep_block = control.file
         window.move(minimum, wrote)
         if self._advance_all(block, window, position, &reached) == KEYS_BEHIND:
             return find_messages(window, minimum, wrote, position, topic, key, max_count, begin_ms, end_ms)
         end = wrote
-        if reached < wrote:  # before damage, or a full table
+        if reached < wrote:  # the walk met damage or filled the table
             found, end = find_messages(window, minimum, wrote, reached, topic, key, max_count, begin_ms, end_ms)
         _begin(&wanted, position, topic)
         wanted.key, wanted.key_len = <const uint8_t*>PyBytes_AS_STRING(key), <int>len(key)
@@ -432,8 +434,7 @@ cdef class TailKeys:
                 pthread_mutex_unlock(&t.lock)
             if begin > position:
                 return find_messages(window, minimum, wrote, position, topic, key, max_count, begin_ms, end_ms)
-            seen = [positions[i] for i in range(copied)]
-            for at in seen:
+            for at in [positions[i] for i in range(copied)]:
                 if len(found) < max_count and at != last and position <= at < reached \
                         and self._is_wanted(window, &wanted, at):
                     found.append(found_message(window, at, None))
@@ -441,14 +442,14 @@ cdef class TailKeys:
         return found, end
 
     cdef bint _is_wanted(self, LogWindow window, tail_walk* t, int64_t at) except -1:
-        """Whether the record there is a message that is looked for. Its segment is at hand afterwards."""
+        """Whether the record at `at` is a wanted message. Maps its segment."""
         cdef int status
         with nogil:
             status = _look_at(&window.c, t, at)
         if status == WINDOW_NEED_SEGMENT:
             try:
                 window.need(at)
-            except OffsetError:  # cleaned meanwhile
+            except OffsetError:  # the segment was cleaned meanwhile
                 return False
             with nogil:
                 status = _look_at(&window.c, t, at)

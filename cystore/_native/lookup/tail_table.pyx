@@ -1,11 +1,11 @@
-"""The entries of all queues that dispatch has not written yet, for a process that may not dispatch: one that opened
-the store for reading only.
+"""The entries of all queues that dispatch has not written yet, for a process that opened the store read-only: it may
+not dispatch.
 
-One walk over the log serves every queue. It goes on from where it stopped, so each record is looked at once, however
-many queues and reads there are. Entries that dispatch has written meanwhile are let go. The table keeps a bounded
-number of entries: beyond it, it begins anew behind what it had.
+One walk over the log serves every queue. It continues from its last position, so it reads each record once, however
+many queues and reads there are. The table drops entries that dispatch has written. The number of entries has a limit:
+when it is reached, the table drops all and continues with the next record.
 
-A lock keeps threads apart. No Python code runs while it is held, so no signal handler comes in between.
+A lock serialises the threads. The holder runs no Python code, so no signal handler runs in between.
 """
 
 cimport cython
@@ -32,10 +32,10 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_destroy(pthread_mutex_t* mutex)
 
 cdef enum:
-    MOST = 4194304          # entries: 80 MiB. The 64 MiB of log that may wait have fewer
+    MOST = 4194304          # entries: 80 MiB. The 64 MiB of log that may be undispatched have fewer
     FIRST_ROOM = 32         # entries of a queue
-    PIECE_BYTES = 4194304   # of log that is walked before others may use the table
-    LET_GO_AT = 4096        # entries more than before: worth a look over all queues
+    PIECE_BYTES = 4194304   # of log in one walk under the lock
+    DROP_AT = 4096          # new entries that make a pass over all queues worth its cost
 
 ENTRIES_MAX = MOST
 
@@ -52,7 +52,7 @@ cdef void _forget_all(tail_state* t) noexcept nogil:
         free(q.entries)
         memset(q, 0, sizeof(tail_queue))
     t.used_count = 0
-    t.total = t.kept = 0
+    t.total = t.last_total = 0
     t.whole = False
 
 
@@ -62,10 +62,10 @@ cdef void _begin(tail_state* t, int64_t dispatched) noexcept nogil:
     t.whole = True
 
 
-cdef void _let_go(tail_state* t, control_block* block) noexcept nogil:
-    """Lets go of the entries that dispatch has written."""
+cdef void _drop_dispatched(tail_state* t, control_block* block) noexcept nogil:
+    """Drops the entries that dispatch has written."""
     cdef tail_queue* q
-    cdef uint32_t i, stay = 0
+    cdef uint32_t i, remaining = 0
     cdef int64_t gone
     for i in range(t.used_count):
         q = &t.queues[t.used[i]]
@@ -79,14 +79,14 @@ cdef void _let_go(tail_state* t, control_block* block) noexcept nogil:
             continue
         if gone:
             memmove(q.entries, q.entries + gone * <int64_t>QUEUE_ENTRY_BYTES, q.count * <int64_t>QUEUE_ENTRY_BYTES)
-        t.used[stay] = t.used[i]
-        stay += 1
-    t.used_count = stay
-    t.kept = t.total
+        t.used[remaining] = t.used[i]
+        remaining += 1
+    t.used_count = remaining
+    t.last_total = t.total
 
 
-cdef bint _know(tail_state* t, control_block* block, uint32_t slot) noexcept nogil:
-    """Room for the slot of a queue; False without memory."""
+cdef bint _make_slot(tail_state* t, control_block* block, uint32_t slot) noexcept nogil:
+    """Makes room for the slot of a queue; False without memory."""
     cdef uint32_t slots = min(max(slot + 1, 2 * t.queue_room), block.max_queues)
     cdef void* grown
     if slot < t.queue_room:
@@ -105,7 +105,7 @@ cdef bint _know(tail_state* t, control_block* block, uint32_t slot) noexcept nog
 
 
 cdef bint _make_room(tail_state* t, uint32_t slot, int64_t count) noexcept nogil:
-    """Room for so many entries of a queue; False without memory."""
+    """Makes room for `count` entries of a queue; False without memory."""
     cdef tail_queue* q = &t.queues[slot]
     cdef int64_t room = max(count, 2 * q.room, FIRST_ROOM)
     cdef void* grown
@@ -124,11 +124,11 @@ cdef bint _make_room(tail_state* t, uint32_t slot, int64_t count) noexcept nogil
 
 cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_view* v,
               int64_t number) noexcept nogil:
-    """Adds the entry of the record at `t.reached`, as dispatch will, and hole entries for the offsets before it."""
+    """Adds the entry that dispatch will make of the record at `t.reached`, and hole entries for the offsets before."""
     cdef tail_queue* q
     cdef derived found
     cdef int64_t first, place
-    if not _know(t, block, slot):
+    if not _make_slot(t, block, slot):
         return TAIL_NO_MEMORY
     q = &t.queues[slot]
     first = q.first
@@ -138,7 +138,7 @@ cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_v
             first = min(load_i64(&control_slot(block, slot).dispatched), first)
     place = number - first
     if place < q.count:
-        return RECORD_OK  # not one that dispatch enters
+        return RECORD_OK  # dispatch skips such a record
     if place - q.count >= t.most - t.total:
         return TAIL_FULL
     if not _make_room(t, slot, place + 1):
@@ -153,16 +153,16 @@ cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_v
 
 
 cdef int _add_all(tail_state* t, control_block* block, const record_view* v) noexcept nogil:
-    """Adds the record's entries in its own queue and in its light ones. Queues that are not known yet are left."""
-    cdef light_queues left
+    """Adds the record's entries in its own queue and in its light queues. Skips queues without a slot."""
+    cdef light_queues light
     cdef light_place place
     cdef queue_entry* entry = control_find_queue(block, v.topic, v.topic_len, v.queue_id)
     cdef int status = RECORD_OK
     if entry != NULL:
         status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), v, v.queue_offset)
-    if status != RECORD_OK or not light_begin(v, &left):
+    if status != RECORD_OK or not light_begin(v, &light):
         return status
-    while status == RECORD_OK and light_next(&left, &place):
+    while status == RECORD_OK and light_next(&light, &place):
         entry = control_find_queue(block, place.name, place.name_len, 0)
         if entry != NULL and place.queue_offset >= load_i64(&entry.dispatched):
             status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), v, place.queue_offset)
@@ -171,15 +171,15 @@ cdef int _add_all(tail_state* t, control_block* block, const record_view* v) noe
 
 cdef int _walk(tail_state* t, control_block* block, log_window* window, uint32_t slot, int64_t offset,
                int64_t upto) noexcept nogil:
-    """Goes on over the log until the queue's entries reach `upto`: RECORD_OK. Or TAIL_PIECE, or what it stopped at:
-    WINDOW_BEYOND is the log's end."""
+    """Continues the walk until the queue's entries reach `upto`: RECORD_OK. Or returns TAIL_PIECE, or the status that
+    stopped it, such as WINDOW_BEYOND at the log's end."""
     cdef record_view v
     cdef const uint8_t* p
     cdef int64_t until = t.reached + PIECE_BYTES
     cdef int status
     while not (_has(t, slot, offset) and _has(t, slot, upto - 1)):
         if slot < t.queue_room and t.queues[slot].count and offset < t.queues[slot].first:
-            return WINDOW_BEYOND  # what stands before was let go
+            return WINDOW_BEYOND  # the earlier entries were dropped
         if t.reached >= until:
             return TAIL_PIECE
         status = tail_record(window, &t.reached, &v, &p)
@@ -188,7 +188,7 @@ cdef int _walk(tail_state* t, control_block* block, log_window* window, uint32_t
         if takes_queue_offset(v.sys_flag) and record_intact(p, &v):
             status = _add_all(t, block, &v)
             if status == TAIL_FULL and not _has(t, slot, offset):
-                _forget_all(t)  # `whole` no longer: so a queue begins with its next record
+                _forget_all(t)  # clears `whole`: each queue begins with its next record
                 status = _add_all(t, block, &v)
             if status != RECORD_OK:
                 return status
@@ -198,14 +198,14 @@ cdef int _walk(tail_state* t, control_block* block, log_window* window, uint32_t
 
 cdef int _look(tail_state* t, control_block* block, log_window* window, uint32_t slot, int64_t offset, int64_t count,
                uint8_t* out, int64_t* copied, bint* anew) noexcept nogil:
-    """One look under the lock. `anew`: the caller has not begun the table anew in this call."""
+    """One step under the lock. `anew`: this call may still begin the table anew."""
     cdef int64_t dispatched = load_i64(&block.dispatched)
     cdef tail_queue* q
     cdef int status
     if t.reached <= dispatched:
         _begin(t, dispatched)
-    elif t.total >= 2 * t.kept + LET_GO_AT + t.used_count:
-        _let_go(t, block)
+    elif t.total >= 2 * t.last_total + DROP_AT + t.used_count:
+        _drop_dispatched(t, block)
     if load_i64(&control_slot(block, slot).dispatched) > offset:
         return TAIL_AGAIN
     status = _walk(t, block, window, slot, offset, offset + count)
@@ -225,8 +225,7 @@ cdef int _look(tail_state* t, control_block* block, log_window* window, uint32_t
 @cython.auto_pickle(False)
 @cython.final
 cdef class TailTable:
-    """The entries behind the dispatched position of one attached store; at most `most` of them are kept. Safe for
-    threads."""
+    """The entries behind the dispatched position of one attached store, `most` at most. Safe for threads."""
 
     def __cinit__(self, int64_t most=MOST):
         memset(&self.c, 0, sizeof(self.c))
@@ -242,7 +241,7 @@ cdef class TailTable:
 
     @property
     def entries(self):
-        """How many entries there are, of all queues."""
+        """Number of entries of all queues."""
         return self.c.total
 
     cdef int copy(self, control_block* block, LogWindow window, uint32_t slot, int64_t offset, int64_t count,
@@ -267,10 +266,10 @@ cdef class TailTable:
 
     def entries_into(self, MappedFile out not None, Control control not None, LogWindow window not None,
                      int64_t minimum, int64_t wrote, int64_t slot):
-        """Fills `out`, memory with a consume queue file's interface, with a queue's entries; gives how many. None
-        when dispatch has entered its first one meanwhile. Fewer come at the log's end and before damage.
+        """Fills `out`, memory with a consume queue file's interface, with a queue's entries; returns their number. It
+        is lower at the log's end and before damage. None if dispatch has entered the first entry meanwhile.
 
-        Raises OffsetError when a segment goes meanwhile.
+        Raises OffsetError if a segment is removed meanwhile.
         """
         cdef control_block* block = control.checked()
         cdef int64_t copied = 0

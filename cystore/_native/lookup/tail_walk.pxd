@@ -6,8 +6,8 @@ from cystore._native.record.record_view cimport RECORD_BLANK, record_view
 from cystore._native.record.window cimport WINDOW_GONE, log_window, window_behind, window_record
 
 
-# Finds the record at `at`, or the next one behind bytes that are removed or blank, and moves `at` there: RECORD_OK.
-# WINDOW_BEYOND at the log's end, WINDOW_NEED_SEGMENT, or what is wrong at `at`.
+# Moves `at` over removed and blank bytes to the next record. RECORD_OK; WINDOW_BEYOND at the log's end;
+# WINDOW_NEED_SEGMENT; or the RecordStatus of a damaged record at `at`.
 cdef inline int tail_record(log_window* window, int64_t* at, record_view* v, const uint8_t** p) noexcept nogil:
     cdef int status
     while True:
