@@ -446,7 +446,7 @@ cdef class DispatchKernel:
 
     @property
     def segment_end(self):
-        """Log position behind the mapped segment, 0 without one."""
+        """Log position behind the mapped segment, 0 if there is none."""
         return self.d.segment.end
 
     def use_index(self, MappedFile file, uint32_t slots, uint32_t capacity, int64_t allocated):

@@ -175,7 +175,7 @@ def chain(uint8_t[::1] slots, const uint8_t[::1] entries, int64_t first):
 
 
 def other_slot(const uint8_t[::1] slots, const uint8_t[::1] stored, int64_t count):
-    """The first slot of `stored` that differs from `slots`, -1 without one. A slot that names an entry at or behind
+    """The first slot of `stored` that differs from `slots`, -1 if all agree. A slot that names an entry at or behind
     `count` was changed since and is right."""
     cdef uint32_t slot, number
     cdef uint32_t total = <uint32_t>(slots.shape[0] // INDEX_SLOT_BYTES)

@@ -297,7 +297,7 @@ cdef list selected_messages(selection* s, LogWindow window):
 
 
 cdef void _copy(const selection* s, uint8_t* to, int64_t* begins) noexcept nogil:
-    """Copies the found records one behind the other and sets the begin of each."""
+    """Copies the found records without gaps and sets the begin of each."""
     cdef int64_t end = 0
     cdef int32_t i
     for i in range(s.found):

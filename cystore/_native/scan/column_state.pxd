@@ -1,6 +1,7 @@
-"""The columns that are being filled: whether one more record fits, and its row.
+"""The state of the columns: checks whether one more record fits, and writes its row.
 
-Before a record is read only the lengths of its parts are known; for text, the most that its characters may need."""
+The check knows only the lengths of the record's parts. For text it assumes the most bytes that the characters may
+need."""
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
@@ -40,20 +41,20 @@ cdef struct column_state:
     bint check_checksum
     record_filter filter
     int64_t position
-    int64_t limit               # no record reaches past it
-    int64_t stop                # none that begins here is read
+    int64_t limit               # records end here at the latest
+    int64_t stop                # a record that begins here or later is not read
     int64_t file_end            # of the file that holds `position`
     int reason
     int64_t rows
     int64_t rows_max
     int64_t row_bytes           # of each row in all columns, without text
-    int64_t bytes_max           # of all columns together; one row may have more
+    int64_t bytes_max           # of all columns together; a single row may have more
     int64_t looked_at           # records, wanted or not
     text_column key
     text_column value
     text_column topic
     text_column tags
-    text_column keys            # of all rows; row i has those from keys_begin[i] on
+    text_column keys            # of all rows; the keys of row i begin at keys_begin[i]
     text_column names           # of properties
     text_column values
     int32_t* keys_begin
@@ -68,8 +69,8 @@ cdef struct column_state:
     int32_t* sys_flag
 
 cdef enum:
-    TEXT_GROWTH = 3     # bytes that are no text become U+FFFD, which has three
-    TEXT_PLACES = 5     # a key stands in three columns; the rest is for where each text begins
+    TEXT_GROWTH = 3     # an invalid byte becomes U+FFFD, which has three bytes
+    TEXT_PLACES = 5     # a key stands in three columns; the rest is for the begins of texts
     OFFSET_BYTES = 4
 
 
@@ -78,14 +79,14 @@ cdef inline bint _fits(const text_column* column, int64_t count, int64_t length)
 
 
 cdef inline int64_t _bytes(const column_state* s) noexcept nogil:
-    """What is in the columns, all together."""
+    """Bytes in all columns."""
     return s.rows * s.row_bytes + s.value.length + s.topic.length + s.key.length + s.tags.length \
         + s.keys.length + OFFSET_BYTES * s.keys.count \
         + s.names.length + s.values.length + 2 * OFFSET_BYTES * s.names.count
 
 
 cdef inline bint has_room(const column_state* s, const record_view* v) noexcept nogil:
-    """For the most that the record can need."""
+    """Whether the columns have room for the most that the record can need."""
     cdef int64_t text = TEXT_GROWTH * v.properties_len
     cdef int64_t together = s.row_bytes + v.topic_len + TEXT_PLACES * text
     cdef uint32_t wanted = s.wanted
@@ -107,7 +108,7 @@ cdef inline bint has_room(const column_state* s, const record_view* v) noexcept 
 
 
 cdef enum:
-    MANY_PROPERTIES_BYTES = 512     # with more, repeated names are found through a table instead of by looking at each
+    MANY_PROPERTIES_BYTES = 512     # longer properties: a hash table finds repeated names
 
 
 cdef inline void _put_bytes(text_column* column, const uint8_t* data, int64_t length) noexcept nogil:
@@ -118,7 +119,7 @@ cdef inline void _put_bytes(text_column* column, const uint8_t* data, int64_t le
 
 
 cdef inline int64_t _put_decoded(uint8_t* out, const uint8_t* text, size_t length) noexcept nogil:
-    """Writes text that may hold bytes which are none; returns how much that came to."""
+    """Writes text and replaces invalid UTF-8 by U+FFFD; returns the number of written bytes."""
     cdef uint8_t* to = out
     cdef size_t i = 0
     cdef size_t begin
@@ -138,9 +139,9 @@ cdef inline int64_t _put_decoded(uint8_t* out, const uint8_t* text, size_t lengt
 
 
 cdef inline void _put_text(text_column* column, const uint8_t* text, int64_t length) noexcept nogil:
-    """ASCII is copied eight bytes at a time; the words at the end overlap."""
+    """Copies ASCII eight bytes at a time. The last two words may overlap."""
     cdef uint8_t* out = column.data + column.length
-    cdef uint64_t word, seen = 0
+    cdef uint64_t word, bits = 0
     cdef int64_t i = 0
     if length >= 8:
         while i < length:
@@ -148,13 +149,13 @@ cdef inline void _put_text(text_column* column, const uint8_t* text, int64_t len
                 i = length - 8
             memcpy(&word, text + i, 8)
             memcpy(out + i, &word, 8)
-            seen |= word
+            bits |= word
             i += 8
     else:
         for i in range(length):
             out[i] = text[i]
-            seen |= text[i]
-    if seen & 0x8080808080808080u:
+            bits |= text[i]
+    if bits & 0x8080808080808080u:
         length = _put_decoded(out, text, <size_t>length)
     column.length += length
     column.count += 1
@@ -167,7 +168,7 @@ cdef inline void _put_nothing(text_column* column) noexcept nogil:
 
 
 cdef inline int64_t _repeated(const text_column* names, int64_t first) noexcept nogil:
-    """Which item from `first` on the last one repeats, -1: none."""
+    """Number of the item from `first` on that equals the last item, -1: none."""
     cdef int64_t last = names.count - 1
     cdef int32_t begin = names.offsets[last]
     cdef int64_t length = names.offsets[last + 1] - begin
@@ -190,7 +191,7 @@ cdef struct name_table:
 
 
 cdef inline int64_t _found_in(name_table* table, const text_column* names, int64_t first) noexcept nogil:
-    """`_repeated` for a record of many names: enters the last one, or finds the one that it repeats."""
+    """`_repeated` for a record with many names: enters the last name into the table, or finds its equal there."""
     cdef int64_t last = names.count - 1
     cdef const uint8_t* text = names.data + names.offsets[last]
     cdef int64_t length = names.offsets[last + 1] - names.offsets[last]
@@ -226,8 +227,8 @@ cdef inline void _put_keys(column_state* s, const uint8_t* at, const uint8_t* en
 
 
 cdef inline void _put_properties(column_state* s, const record_view* v, name_table* table) noexcept nogil:
-    """What comes of the properties, in one pass: tags and keys, of which the last pair of a name counts, and all
-    pairs, where a name that comes again keeps its first place and takes the last value."""
+    """Writes all columns of the properties in one pass. For tags and keys the last pair of the name counts. In the list
+    of all pairs, a repeated name keeps its first place and takes its last value."""
     cdef const uint8_t* at = v.properties
     cdef const uint8_t* end = at + v.properties_len
     cdef text_column* names = &s.names
@@ -269,7 +270,7 @@ cdef inline void _put_properties(column_state* s, const record_view* v, name_tab
 
 
 cdef inline int64_t _microseconds(int64_t ms) noexcept nogil:
-    """What cannot be told in microseconds is the nearest that can."""
+    """Milliseconds as microseconds, limited to 64 bits."""
     if ms > INT64_MAX // 1000:
         return INT64_MAX
     if ms < -INT64_MAX // 1000:

@@ -1,8 +1,8 @@
-"""Records as columns: a walk over log bytes that fills the buffers of Arrow arrays, with no Python object a row.
+"""Records as columns: a walk over log bytes fills the buffers of Arrow arrays, without a Python object per row.
 
-`columns_run` takes the records that the filter wants until the columns are full, the limit is reached, or the bytes
-are not a record; the caller takes the columns (`ColumnReader.take`) and calls again. The layouts are those of Arrow's
-columnar format, so nothing of Arrow is needed to build this.
+`columns_fill` adds the wanted records until the columns are full, the limit is reached, or the bytes are no valid
+record. The caller takes the columns (`ColumnReader.take`) and calls again. The buffers have the layout of Arrow's
+columnar format, so the build needs nothing of Arrow.
 """
 
 cimport cython
@@ -25,15 +25,15 @@ from cystore._native.scan.row_filter cimport RULE_BUCKETS, is_wanted, queue_rule
 from cystore._native.record.record_read cimport record_at, walk_begin
 from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
 
-# So much more than is in it a buffer may have.
+# The most unused bytes in a small buffer.
 cdef Py_ssize_t SPARE_BYTES = 64 * 1024
-# So many buffers of a column are remembered: one may be in use while the other is filled.
+# Buffers of a column that the reader remembers: a batch may use the first while the reader fills the second.
 cdef Py_ssize_t LENT_MAX = 2
 
 
 cdef int columns_fill(const uint8_t* p, int64_t begin, column_state* s, name_table* table) noexcept nogil:
-    """Goes on from `position` to the record that begins at or behind `stop`; `p` holds the log's bytes from `begin`
-    to `limit`."""
+    """Continues from `position` to the first record that begins at or behind `stop`; `p` holds the log's bytes from
+    `begin` to `limit`."""
     cdef record_view v
     cdef const uint8_t* at
     cdef int status
@@ -69,7 +69,7 @@ COLUMN_BITS = {
     "properties": COLUMN_PROPERTIES, "born_timestamp": COLUMN_BORN_TIMESTAMP, "sys_flag": COLUMN_SYS_FLAG,
 }
 
-# Of each row, without text: numbers, and where its texts begin.
+# Bytes of each row without its texts: numbers, and the begins of its texts.
 cdef dict ROW_BYTES = {
     "key": 5, "value": 4, "topic": 4, "partition": 4, "offset": 8, "timestamp": 8, "physical_offset": 8, "tags": 5,
     "keys": 4,
@@ -79,7 +79,7 @@ cdef dict ROW_BYTES = {
 
 @cython.final
 cdef class ColumnBuffer:
-    """Memory of one column; a view of it keeps it alive."""
+    """Memory of one column. A view keeps it alive."""
 
     cdef uint8_t* data
     cdef Py_ssize_t length
@@ -89,7 +89,7 @@ cdef class ColumnBuffer:
         free(self.data)
 
     cdef uint8_t* make(self, Py_ssize_t length) except NULL:
-        """Room for that many bytes, what stood there before kept."""
+        """Resizes the memory to `length` bytes and keeps its content."""
         cdef uint8_t* grown = <uint8_t*>realloc(self.data, max(length, 1))
         if grown == NULL:
             raise MemoryError
@@ -98,7 +98,7 @@ cdef class ColumnBuffer:
         return grown
 
     cdef int shrink(self, Py_ssize_t length) except -1:
-        """Only the first `length` bytes count; the others are given back where they are many."""
+        """Keeps the first `length` bytes and frees the rest if it is large."""
         if self.capacity - length > max(length, SPARE_BYTES):
             self.make(length)
         self.length = length
@@ -120,7 +120,7 @@ cdef class _Text:
     cdef text_column* column
 
     cdef int make(self, text_column* column, ColumnBuffer offsets, ColumnBuffer data) except -1:
-        """Two buffers with room for `count_max` items and `length_max` bytes."""
+        """Sets the two buffers, which have room for `count_max` items and `length_max` bytes."""
         self.offsets, self.data, self.column = offsets, data, column
         column.offsets = <int32_t*>offsets.data
         column.data = data.data
@@ -129,14 +129,14 @@ cdef class _Text:
         return 0
 
     cdef tuple take(self):
-        """The buffers, shrunk to what is in them."""
+        """Shrinks the buffers to their content and returns them."""
         self.offsets.shrink((self.column.count + 1) * sizeof(int32_t))
         self.data.shrink(self.column.length)
         return self.offsets, self.data
 
 
 cdef tuple _words(list texts, word** to):
-    """Makes the words of a filter; the tuple keeps what they point into."""
+    """Makes the words of a filter. The words point into the returned tuple."""
     cdef ColumnBuffer memory = ColumnBuffer()
     cdef word* words = <word*>memory.make(len(texts) * sizeof(word))
     cdef bytes text
@@ -150,18 +150,18 @@ cdef tuple _words(list texts, word** to):
 
 @cython.final
 cdef class ColumnReader:
-    """Reads log bytes into columns. `wanted`: bits of COLUMN_BITS. The filter, all optional: `in_queue` (only what a
-    consume queue holds), `physical_begin` and `physical_end`, `offsets` and `times_ms` as (begin, end), `queue_ids`,
-    `tags` and `keys` (bytes, any of them), `rules` of (topic, queue id or -1, offsets begin, end, times begin, end),
-    of which one must fit."""
+    """Reads log bytes into columns. `wanted`: bits of COLUMN_BITS. The filter, all optional: `in_queue` (only records
+    in consume queues), `physical_begin` and `physical_end`, `offsets` and `times_ms` as (begin, end), `queue_ids`,
+    `tags` and `keys` (bytes; any of them fits), `rules` (any of them fits) of (topic, queue id or -1, offsets begin,
+    end, times begin, end)."""
 
     cdef column_state s
     cdef name_table* table
-    cdef dict columns           # name: ColumnBuffer or _Text of the columns that are being filled
-    cdef dict lent              # name: ColumnBuffers that were handed over; their users may be done with them
-    cdef dict expected          # name: (items, bytes) that a full text column will hold, by the last one
-    cdef list held              # what the filter points into
-    cdef bint made
+    cdef dict columns           # name: ColumnBuffer or _Text of each column of the current batch
+    cdef dict lent              # name: ColumnBuffers of earlier batches, which may be free again
+    cdef dict expected          # name: expected (items, bytes) of a full text column, by the last batch
+    cdef list held              # the memory that the filter points into
+    cdef bint made              # `columns` is ready to be filled
 
     def __cinit__(self, uint32_t wanted, int64_t rows_max, int64_t bytes_max, *, bint check_checksum=True,
                   bint in_queue=False,
@@ -224,14 +224,14 @@ cdef class ColumnReader:
         return 0
 
     cdef ColumnBuffer _memory(self, str name, Py_ssize_t length):
-        """Memory for a column: that of an earlier one whose batch is gone, for new memory costs more than filling it;
-        else new. What one large record needed is not kept for small ones."""
+        """Memory for a column: that of an earlier, deleted batch, because new memory costs more than filling it; else
+        new memory. The large memory of one large record is not used for small records."""
         cdef list lent = self.lent.get(name, [])
         cdef ColumnBuffer memory
         cdef Py_ssize_t i
         for i in range(len(lent)):
             memory = lent[i]
-            # Two have it: the list, and this function.
+            # Two references: the list's, and this function's.
             if Py_REFCNT(memory) == 2 and length <= memory.capacity <= 4 * length + SPARE_BYTES:
                 del lent[i]
                 return memory
@@ -254,7 +254,8 @@ cdef class ColumnReader:
 
     cdef int _text(self, str name, text_column* column, int64_t count_max, int64_t count_least,
                    int64_t length_least) except -1:
-        """Room for what is expected, for one record of that many items and bytes at least."""
+        """Makes a text column of the expected size, with room for one record of `count_least` items and `length_least`
+        bytes at least."""
         cdef _Text text = _Text()
         column.count_max, column.length_max = self.expected.get(name, (count_max, self.s.bytes_max))
         column.count_max = max(min(column.count_max, count_max), count_least)
@@ -264,13 +265,13 @@ cdef class ColumnReader:
                          self._memory(name + "_text", column.length_max))
 
     cdef int _expect(self, str name, text_column* column) except -1:
-        """A quarter more than the rows that are there would take if they were as many as may be."""
+        """Expects for `rows_max` rows the average size of the current rows, and a quarter more."""
         cdef double times = 1.25 * self.s.rows_max / self.s.rows
         self.expected[name] = <int64_t>min(times * column.count, 1e15), <int64_t>min(times * column.length, 1e15)
         return 0
 
     cdef int _make(self, int64_t body_bytes) except -1:
-        """New columns with room for one record of such a body at least."""
+        """Makes columns with room for at least one record with a body of `body_bytes`."""
         cdef int64_t rows = self.s.rows_max
         cdef int64_t text = TEXT_GROWTH * <int64_t>PROPERTIES_BYTES_MAX
         cdef int64_t least = <int64_t>PROPERTIES_BYTES_MAX
@@ -317,9 +318,9 @@ cdef class ColumnReader:
 
     def run(self, const uint8_t[::1] data, int64_t begin, int64_t position, int64_t limit, int64_t file_end,
             int64_t stop=INT64_MAX):
-        """Goes on from `position`; `data` are the log's bytes from `begin` on, in the file that ends at `file_end`.
-        No record reaches past `limit`, and none that begins at or past `stop` is read. Returns the status; `position`
-        then says how far it came."""
+        """Continues at `position`; `data` are the log's bytes from `begin` on, in the file that ends at `file_end`.
+        Records end at `limit` at the latest; records from `stop` on are not read. Returns the status and moves
+        `position`."""
         cdef int status
         cdef const uint8_t* p
         if not begin <= position <= limit <= begin + data.shape[0]:
@@ -337,14 +338,14 @@ cdef class ColumnReader:
         with nogil:
             status = columns_fill(p, begin, &self.s, self.table)
         if status == COLUMNS_FULL and self.s.rows == 0:
-            # One record larger than the columns: it gets columns of its own.
+            # One record is larger than the columns: it gets columns of its own.
             self._make(record_total_size(p + (self.s.position - begin)))
             with nogil:
                 status = columns_fill(p, begin, &self.s, self.table)
         return status
 
     def take(self):
-        """(rows, {name: buffers}) of what was filled since the last call: for text (offsets, data), else the values."""
+        """(rows, {name: buffers}) filled since the last call. Buffers: (offsets, data) for text, else the values."""
         cdef int64_t rows = self.s.rows if self.made else 0
         cdef dict taken = {}
         cdef _Text text
@@ -367,20 +368,20 @@ cdef class ColumnReader:
 
     @property
     def rows(self):
-        """How many are in the columns."""
+        """Number of rows in the columns."""
         return self.s.rows if self.made else 0
 
     @property
     def position(self):
-        """The physical offset of what comes next."""
+        """The physical offset of the next record."""
         return self.s.position
 
     @property
     def reason(self):
-        """The RecordStatus of what is no record at `position`."""
+        """The RecordStatus of the invalid record at `position`."""
         return self.s.reason
 
     @property
     def looked_at(self):
-        """Records read by now, wanted or not."""
+        """Number of records read, wanted or not."""
         return self.s.looked_at

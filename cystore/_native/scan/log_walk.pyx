@@ -1,8 +1,7 @@
-"""Walking the log from record to record over bytes that were read, not mapped: recovery, verify and scrub.
+"""Walks the log from record to record, over bytes that were read, not mapped. Recovery, verify and scrub use it.
 
-`walk_run` checks every record and compares it with what its queue expects; whatever is not as expected stops it with
-a status, and the caller judges (`LogWalker.accept`) and calls again. `walk_find` looks for the next record behind
-damage.
+`walk_run` checks every record and compares it with its queues and the index. It stops at a difference with a status;
+the caller decides (`LogWalker.accept`) and calls again. `walk_find` searches for the next record behind damage.
 """
 
 from array import array
@@ -27,10 +26,10 @@ from cystore._native.record.record_view cimport record_view
 
 
 cdef int walk_run(const uint8_t* p, int64_t begin, int64_t end, walk_state* s) noexcept nogil:
-    """Goes on from `position`; `p` holds the log's bytes [begin, end), of the file that ends at `file_end`."""
+    """Continues from `position`; `p` holds the log's bytes [begin, end), of the file that ends at `file_end`."""
     cdef int status
     cdef const uint8_t* at
-    cdef record_view v      # of its own: fields that are not asked for are not even read
+    cdef record_view v      # a local: the compiler can omit reads of unused fields
     walk_begin(&v)
     while s.position < s.limit:
         at = p + (s.position - begin)
@@ -50,7 +49,7 @@ cdef int walk_run(const uint8_t* p, int64_t begin, int64_t end, walk_state* s) n
         if s.compare_keys and takes_index_entry(v.sys_flag) and s.accepted_keys != s.position:
             status = walk_follow_keys(s)
             if status != WALK_LIMIT:
-                # The queue has taken the record already: what it said is not to be asked again.
+                # Queue offset, time and entry were checked already; the next call does not check them again.
                 s.accepted = s.accepted_entry = s.position
                 return status
         s.last_record = s.position
@@ -65,19 +64,19 @@ cdef int walk_run(const uint8_t* p, int64_t begin, int64_t end, walk_state* s) n
 
 
 cdef int64_t walk_find(const uint8_t* p, int64_t begin, int64_t end, walk_state* s) noexcept nogil:
-    """The lowest place at or behind `position` where a valid record stands at its own offset, -1 when there is none in
-    these bytes. `needed` > 0: `position` is a place that cannot be judged without that many bytes."""
+    """The lowest log position from `position` on with a valid record of that physical offset, -1 if these bytes have
+    none. `needed` > 0: the check at `position` needs that many bytes."""
     cdef int64_t i = s.position
     cdef const uint8_t* at
     cdef uint32_t magic
     cdef int status
     s.needed = 0
-    while i + <int64_t>RECORD_SYS_FLAG_AT <= end:  # magic and physical offset are at hand
+    while i + <int64_t>RECORD_SYS_FLAG_AT <= end:  # the bytes hold magic and physical offset
         at = p + (i - begin)
         magic = record_magic(at)
         if (magic == RECORD_MAGIC_CYSTORE or magic == RECORD_MAGIC_ROCKETMQ) and record_physical_offset(at) == i:
             s.position = i
-            s.v.topic = NULL    # that of the record before may be of other bytes
+            s.v.topic = NULL    # the previous record's topic may point into other bytes
             status = walk_item(at, end - i, s, &s.v)
             if status == WALK_LIMIT:
                 s.needed = 0
@@ -108,17 +107,17 @@ OTHER_KEY = WALK_OTHER_KEY
 
 
 cdef class LogWalker:
-    """One walk over the log. Set `position`, `limit` and `file_end`, call `run` with the bytes of that file, judge
-    what it stops at, go on. With `compare_tags` tags codes are compared too (a due time must be one that some table
-    of delay levels makes), and after `compare_keys` the index. With `stop_at_units` each entry with an extended unit is
-    OTHER_ENTRY: the caller reads the unit."""
+    """One walk over the log. The caller sets `position`, `limit` and `file_end`, calls `run` with that file's bytes,
+    handles the status and calls `run` again. With `compare_tags` the walk compares tags codes too (some table of delay
+    levels must make the due time), and after `compare_keys` the index. With `stop_at_units` each entry with an extended
+    unit is OTHER_ENTRY: the caller reads the unit."""
 
     cdef walk_state s
-    cdef list held              # the entries that each queue's pointer leads into
+    cdef list held              # for each queue, the bytes of `entries`
     cdef object data            # the bytes that `s.v` points into
     cdef uint32_t room
-    cdef bytes keys             # the index entries that `s.keys` points into
-    cdef bytes key_files        # and what `s.keys_files` does
+    cdef bytes keys             # the bytes of `s.keys`
+    cdef bytes key_files        # the bytes of `s.keys_files`
 
     def __cinit__(self, *, bint check_checksum=True, bint follow_queues=True, bint in_time_order=False,
                   int64_t watermark=0, int64_t physic_timestamp=-1, bint compare_tags=False,
@@ -144,8 +143,8 @@ cdef class LogWalker:
         PyMem_Free(self.s.queues)
 
     def run(self, const uint8_t[::1] data, Py_ssize_t length, int64_t begin):
-        """Walks the first `length` bytes of `data`, which stand at `begin` in the log; gives the status it stopped
-        with."""
+        """Walks the first `length` bytes of `data`, which stand at `begin` in the log; returns the status that stopped
+        it."""
         cdef int status
         self._check(data, length, begin)
         self.data = data
@@ -154,8 +153,8 @@ cdef class LogWalker:
         return status
 
     def run_files(self, const uint8_t[::1] data, Py_ssize_t length, int64_t begin, int64_t file_bytes):
-        """The same over files of `file_bytes` that stand in `data` one behind the other, the first one whole from
-        `begin` on; goes from a blank to the next file as long as there is one. The walk must be in one of them."""
+        """The same over consecutive files of `file_bytes` in `data`, from `begin` on. At a blank the walk continues
+        with the next file. `position` must be in these files."""
         cdef int status
         cdef int64_t end = begin + length
         if file_bytes <= 0 or length % file_bytes or length > data.shape[0] or self.s.file_end > end \
@@ -174,8 +173,8 @@ cdef class LogWalker:
         return status
 
     def find(self, const uint8_t[::1] data, Py_ssize_t length, int64_t begin):
-        """The next valid record at or behind `position` (which moves on): its place, -1 when these bytes have none;
-        with `needed` > 0 they end too early to tell."""
+        """Log position of the next valid record from `position` on (which moves), -1 if these bytes have none. With
+        `needed` > 0 the bytes end too early to decide."""
         cdef int64_t found
         self._check(data, length, begin)
         self.data = data
@@ -192,22 +191,22 @@ cdef class LogWalker:
 
     @property
     def position(self):
-        """Place in the log that the walk has come to."""
+        """Log position that the walk has reached."""
         return self.s.position
 
     def move(self, int64_t position, int64_t file_end):
-        """Goes on at `position`, in the file that ends at `file_end`."""
+        """Continues at `position`, in the file that ends at `file_end`."""
         self.s.position = position
         self.s.file_end = file_end
 
     def step_over(self, int64_t position, int64_t file_end):
-        """Goes on behind damage: the queues may have lost what it swallowed."""
+        """Continues behind damage. The queues may have lost records in it."""
         self.s.swallowed += position - self.s.position
         self.move(position, file_end)
 
     @property
     def limit(self):
-        """No record that begins here or later."""
+        """The walk ends before a record that begins here or later."""
         return self.s.limit
 
     @limit.setter
@@ -216,7 +215,7 @@ cdef class LogWalker:
 
     @property
     def watermark(self):
-        """Below it the order of store timestamps is not looked at."""
+        """Below this log position the order of store timestamps is not checked."""
         return self.s.watermark
 
     @watermark.setter
@@ -225,7 +224,7 @@ cdef class LogWalker:
 
     @property
     def needed(self):
-        """Bytes from `position` on that the next call must have at least."""
+        """How many bytes from `position` on the next call needs at least."""
         return self.s.needed
 
     @property
@@ -240,22 +239,22 @@ cdef class LogWalker:
 
     @property
     def slot(self):
-        """Queue that the status is about."""
+        """Slot of the queue that the status is about."""
         return self.s.slot
 
     @property
     def timed_end(self):
-        """End of the last record stored by the checkpoint's physic timestamp, -1 when there is none."""
+        """End of the last record that was stored by the checkpoint's physic timestamp, -1 if there is none."""
         return self.s.timed_end
 
     @property
     def last_timestamp(self):
-        """Newest store timestamp of the records walked, ms; 0 when there are none."""
+        """Highest store timestamp of the walked records, ms; 0 without records."""
         return self.s.last_timestamp
 
     @property
     def last_record(self):
-        """Place of the last record walked, -1 when there is none."""
+        """Log position of the last walked record, -1 if there is none."""
         return self.s.last_record
 
     @property
@@ -265,11 +264,11 @@ cdef class LogWalker:
 
     @property
     def record_count(self):
-        """Records walked."""
+        """Number of walked records."""
         return self.s.record_count
 
     def accept(self):
-        """Takes queue offset and time of the record at `position` as they are."""
+        """Accepts queue offset and time of the record at `position`."""
         self.s.accepted = self.s.position
         self.s.accepted_part = self._part()
 
@@ -278,18 +277,17 @@ cdef class LogWalker:
 
     @property
     def in_light_queue(self):
-        """Whether the queue that the status is about is a light one of the record."""
+        """Whether the status is about a light queue of the record."""
         return self._part() > 0
 
     def accept_entry(self):
-        """Takes the entry of the record at `position` as it is."""
+        """Accepts the entry of the record at `position`."""
         self.s.accepted_entry = self.s.position
         self.s.accepted_entry_part = self._part()
 
     def compare_keys(self, int64_t at, int64_t limit, files=()):
-        """From here on the index must hold each record's keys, as entries number `at` to before `limit` (counted over
-        all files). `files` are (number of the first entry, begin timestamp in ms) of each file, for the entries'
-        seconds."""
+        """From now on the index must hold each record's keys, in entries [at, limit), counted over all files. `files`:
+        (number of the first entry, begin timestamp in ms) of each file, for the entries' seconds."""
         cdef object table = array("q", [number for file in files for number in file])
         self.key_files = table.tobytes()
         self.s.keys_files = <const int64_t*><const char*>self.key_files
@@ -301,45 +299,45 @@ cdef class LogWalker:
         self.s.keys_begin = self.s.keys_end = 0
 
     def set_keys(self, bytes entries not None, int64_t begin):
-        """Index entries, from number `begin` on."""
+        """Sets index entries, from number `begin` on."""
         self.keys = entries
         self.s.keys = <const uint8_t*><const char*>entries
         self.s.keys_begin = begin
         self.s.keys_end = begin + len(entries) // <int64_t>INDEX_ENTRY_BYTES
 
     def skip_keys(self, int64_t at):
-        """Takes the keys of the record at `position` as they are; `at` is the next entry that is expected."""
+        """Accepts the keys of the record at `position`; `at` is the number of the next expected entry."""
         self.s.accepted_keys = self.s.position
         self.s.keys_at = at
 
     def stop_comparing_keys(self):
-        """Leaves the index alone from here on."""
+        """From now on the index is not compared."""
         self.s.compare_keys = False
 
     @property
     def keys_at(self):
-        """Number of the next index entry that is expected."""
+        """Number of the next expected index entry."""
         return self.s.keys_at
 
     def record(self):
-        """(topic, queue id, queue offset, size, store timestamp, magic, sys flag) of the record that the last call
-        stopped at, as the bytes given to it have it now. The first three are those of the light queue that the status
-        is about."""
-        cdef light_place named
+        """(topic, queue id, queue offset, size, store timestamp, magic, sys flag) of the record at which the last call
+        stopped. If the status is about a light queue, the first three are of that queue. The topic comes from the
+        call's bytes as they are now."""
+        cdef light_place place
         cdef int32_t queue_id = self.s.v.queue_id
         if self.data is None or self.s.v.topic == NULL:
             raise ValueError("no record was looked at")
-        named.name, named.name_len, named.queue_offset = self.s.v.topic, self.s.v.topic_len, self.s.v.queue_offset
+        place.name, place.name_len, place.queue_offset = self.s.v.topic, self.s.v.topic_len, self.s.v.queue_offset
         if self._part():
-            named, queue_id = self.s.named, 0
+            place, queue_id = self.s.place, 0
         return (
-            named.name[:named.name_len], queue_id, named.queue_offset, self.s.v.total_size,
+            place.name[:place.name_len], queue_id, place.queue_offset, self.s.v.total_size,
             self.s.v.store_timestamp, self.s.v.magic, self.s.v.sys_flag,
         )
 
     @property
     def tags_code(self):
-        """The tags code of that record; None for a delayed one, whose entry holds a due time."""
+        """The tags code of that record; None for a delayed record: its entry holds a due time."""
         cdef derived found
         if self.data is None or self.s.v.topic == NULL:
             raise ValueError("no record was looked at")
@@ -347,9 +345,8 @@ cdef class LogWalker:
         return None if found.delayed else found.tags_code
 
     def add_queue(self, bytes topic not None, int32_t queue_id, int64_t next, int64_t entries_limit, int64_t removed=0):
-        """A queue whose next record must have queue offset `next` (-1: any) and which has entries up to
-        `entries_limit`; records with a queue offset below `removed` have none, and none is asked for. Gives its
-        slot."""
+        """Adds a queue and returns its slot. Its next record must have queue offset `next` (-1: any). It has entries up
+        to `entries_limit`; the entries below `removed` were removed."""
         cdef walk_queue* grown
         cdef walk_queue* queue
         if not 0 < len(topic) <= 127:
@@ -394,7 +391,7 @@ cdef class LogWalker:
         return &self.s.queues[slot]
 
     def set_entries(self, uint32_t slot, bytes entries not None, int64_t begin):
-        """Consume queue entries of a queue, from queue offset `begin` on."""
+        """Sets consume queue entries of a queue, from queue offset `begin` on."""
         cdef walk_queue* queue = self._queue(slot)
         self.held[slot] = entries
         queue.entries = <const uint8_t*><const char*>entries
@@ -402,30 +399,30 @@ cdef class LogWalker:
         queue.entries_end = begin + len(entries) // <int64_t>QUEUE_ENTRY_BYTES
 
     def limit_entries(self, uint32_t slot, int64_t limit):
-        """Entries of a queue from `limit` on are not compared any more."""
+        """Entries of a queue from `limit` on are no longer compared."""
         self._queue(slot).entries_limit = limit
 
     def set_next(self, uint32_t slot, int64_t next):
-        """Queue offset that the next record of a queue must have."""
+        """Sets the queue offset that the next record of a queue must have."""
         self._queue(slot).next = next
 
     def queue_next(self, uint32_t slot):
         return self._queue(slot).next
 
     def queue_first(self, uint32_t slot):
-        """(queue offset, place) of the first record of a queue, -1 for both before there is one."""
+        """(queue offset, log position) of the first record of a queue, -1 for both if there is none."""
         cdef walk_queue* queue = self._queue(slot)
         return queue.first_offset, queue.first_physical
 
     def queue_missing(self, uint32_t slot):
-        """Place of the first record without a matching entry, -1 when there is none."""
+        """Log position of a queue's first record without a matching entry, -1 if there is none."""
         return self._queue(slot).missing
 
     def queue_entries_limit(self, uint32_t slot):
         return self._queue(slot).entries_limit
 
     def swallowed_since(self, uint32_t slot):
-        """Bytes of damage stepped over since the last record of a queue."""
+        """Bytes of damage that the walk stepped over since the last record of a queue."""
         return self.s.swallowed - self._queue(slot).swallowed
 
 

@@ -1,5 +1,5 @@
-# A walk over the log (log_walk.pyx): what it knows, why it stops, and its step over one record: is that valid, and is
-# it what its queue and the index expect next?
+# A walk over the log (log_walk.pyx): its state, the reasons to stop, and the step over one record. The step checks that
+# the record is valid and that its queues and the index expect it next.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
@@ -23,30 +23,30 @@ from cystore._native.record.record_view cimport (
 
 cdef enum WalkStatus:
     WALK_LIMIT = 0              # `limit` is reached
-    WALK_MORE = 1               # what stands at `position` needs `needed` bytes, more than are at hand
+    WALK_MORE = 1               # the record at `position` needs `needed` bytes; the caller gave fewer
     WALK_BLANK = 2              # a blank fills the file from `position` on
     WALK_INVALID = 3            # no valid record at `position`: `reason` is its RecordStatus
     WALK_NEW_QUEUE = 4          # the record at `position` belongs to a queue that is not in the table
-    WALK_OUT_OF_SEQUENCE = 5    # its queue offset is not the next one of queue `slot`
-    WALK_BACK_IN_TIME = 6       # its store timestamp is behind that of a record before it
-    WALK_ENTRIES = 7            # the consume queue entry `wanted` of queue `slot` is not at hand
-    WALK_OTHER_ENTRY = 8        # that entry is not the one of the record
-    WALK_KEYS = 9               # index entries from `wanted` on are not at hand
-    WALK_OTHER_KEY = 10         # index entry `wanted` is not the next one of the record, or there is none
+    WALK_OUT_OF_SEQUENCE = 5    # its queue offset is not the next offset of queue `slot`
+    WALK_BACK_IN_TIME = 6       # its store timestamp is lower than that of an earlier record
+    WALK_ENTRIES = 7            # the caller has to give consume queue entry `wanted` of queue `slot`
+    WALK_OTHER_ENTRY = 8        # that entry does not match the record
+    WALK_KEYS = 9               # the caller has to give index entries from `wanted` on
+    WALK_OTHER_KEY = 10         # index entry `wanted` does not match the record's next key, or is missing
 
-# What is known of one (topic, queue id).
+# The state of one queue (topic, queue id).
 cdef struct walk_queue:
     queue_key key
-    int64_t next                # queue offset that the next record must have, -1 when any will do
-    int64_t first_offset        # queue offset and place of its first record here, -1 before there is one
+    int64_t next                # queue offset that the next record must have, -1: any
+    int64_t first_offset        # queue offset and log position of its first record in the walk, -1 before it
     int64_t first_physical
-    int64_t swallowed           # `swallowed` of the scan when its last record was seen
-    int64_t missing             # place of its first record without a matching entry, -1: all have theirs
+    int64_t swallowed           # `swallowed` of the walk at its last record
+    int64_t missing             # log position of its first record without a matching entry, -1: none
     const uint8_t* entries      # its consume queue entries [entries_begin, entries_end), counted in queue offsets
     int64_t entries_begin
     int64_t entries_end
-    int64_t entries_limit       # no entry at or behind it is to be compared
-    int64_t removed             # records below this queue offset were removed: they have no entries
+    int64_t entries_limit       # entries from here on are not compared
+    int64_t removed             # records below this queue offset were removed with the queue: they have no entries
 
 cdef struct walk_state:
     walk_queue* queues
@@ -54,37 +54,37 @@ cdef struct walk_state:
     uint32_t bucket_mask
     uint32_t queue_count
     bint check_checksum
-    bint follow_queues          # look at queue offsets and entries; without it the scan only walks
-    bint in_time_order          # store timestamps may not go back at or above the watermark
+    bint follow_queues          # compare queue offsets and entries
+    bint in_time_order          # store timestamps must ascend at or above the watermark
     bint compare_tags           # an entry's tags code must be the record's
-    bint stop_at_units          # the caller looks at the extended unit of each entry that has one
-    bint compare_keys           # and the index must hold the record's keys next
+    bint stop_at_units          # stop at each entry with an extended unit: the caller reads the unit
+    bint compare_keys           # the index must hold the record's keys next
     int64_t position
     int64_t limit
     int64_t file_end            # of the file that holds `position`
     int64_t watermark
-    # The queue that the walk is at: number `part` of the record at `part_at`. 0 is its own one, light ones follow.
-    light_place named
-    int32_t named_id
+    # The current queue: number `part` of the record at `part_at`. Number 0 is its own queue; light queues follow.
+    light_place place
+    int32_t queue_id
     int64_t part_at
     int part
-    int64_t accepted            # the record here was judged: its queue offset and time are taken as they are
-    int accepted_part           # in this of its queues
-    int64_t accepted_entry      # and the same for its entry
-    int accepted_entry_part
-    int64_t accepted_keys       # and the same for its index entries
+    int64_t accepted            # position of a record whose queue offset and time the caller accepted
+    int accepted_part           # in this queue of the record
+    int64_t accepted_entry      # position of a record whose entry the caller accepted
+    int accepted_entry_part     # in this queue of the record
+    int64_t accepted_keys       # position of a record whose index entries the caller accepted
     const uint8_t* keys         # index entries [keys_begin, keys_end), counted over all files; at most keys_limit
     int64_t keys_begin
     int64_t keys_end
     int64_t keys_limit
-    int64_t keys_at             # the next one that is expected
-    const int64_t* keys_files   # (number of the first entry, time the seconds count from) of each file
+    int64_t keys_at             # number of the next expected entry
+    const int64_t* keys_files   # (number of the first entry, begin timestamp) of each file
     int keys_file_count
-    int keys_file               # the one that was looked at last
-    int64_t swallowed           # bytes of damage stepped over
+    int keys_file               # the file of the last compared entry
+    int64_t swallowed           # bytes of damage that the walk stepped over
     int64_t physic_timestamp
     int64_t timed_end           # end of the last record whose store timestamp is at most `physic_timestamp`
-    int64_t last_timestamp      # newest store timestamp
+    int64_t last_timestamp      # highest store timestamp
     int64_t last_record
     uint32_t last_checksum
     int64_t record_count
@@ -95,19 +95,19 @@ cdef struct walk_state:
     record_view v
 
 cdef enum:
-    # Hosts of 20 bytes instead of 8, the longest topic and properties: what a record can have beside its body.
+    # The most bytes of a record without its body: IPv6 hosts, the longest topic and the longest properties.
     BESIDE_BODY_MAX = RECORD_SIZE_MIN + 2 * (HOST_V6_BYTES - HOST_V4_BYTES) + TOPIC_BYTES_MAX + PROPERTIES_BYTES_MAX
-    # A consume queue cannot have more entries than that: 20 bytes each in 63 bits.
+    # The most entries of a consume queue: 20 bytes each in a file position of 63 bits.
     QUEUE_OFFSET_BITS = 58
 
 
 cdef inline int _short(const uint8_t* p, int64_t available, int64_t room, walk_state* s) noexcept nogil:
-    """A record that runs past the bytes at hand: worth reading on for, or one whose size cannot be true?"""
+    """A record runs past the given bytes: WALK_MORE if it may be valid, WALK_INVALID if its size is impossible."""
     cdef int64_t size, body_at, body
     s.needed = RECORD_HEAD_BYTES_MAX if room > RECORD_HEAD_BYTES_MAX else room
     if available < s.needed:
         return WALK_MORE
-    if available < RECORD_HEAD_BYTES_MAX:      # even of its size not all need be there
+    if available < RECORD_HEAD_BYTES_MAX:      # the file ends before a whole head
         s.reason = RECORD_BAD_LENGTH
         return WALK_INVALID
     size = record_total_size(p)
@@ -128,7 +128,7 @@ cdef inline int _short(const uint8_t* p, int64_t available, int64_t room, walk_s
 
 
 cdef inline int walk_item(const uint8_t* p, int64_t available, walk_state* s, record_view* v) noexcept nogil:
-    """What stands at `position`: WALK_LIMIT for a valid record (in `v`), else the status to stop with."""
+    """Reads the record at `position` into `v`: WALK_LIMIT if it is valid, else the status to stop with."""
     cdef int64_t room = s.file_end - s.position
     cdef int status = record_at(p, <size_t>(available if available < room else room), s.position, s.file_end,
                                 s.check_checksum, v)
@@ -144,7 +144,7 @@ cdef inline int walk_item(const uint8_t* p, int64_t available, walk_state* s, re
 
 cdef inline walk_queue* _queue_of(walk_state* s) noexcept nogil:
     cdef uint32_t link = find_local_queue(
-        s.queues, sizeof(walk_queue), s.buckets, s.bucket_mask, s.named.name, s.named.name_len, s.named_id)
+        s.queues, sizeof(walk_queue), s.buckets, s.bucket_mask, s.place.name, s.place.name_len, s.queue_id)
     if link == 0:
         return NULL
     s.slot = link - 1
@@ -165,13 +165,14 @@ cdef inline bint _is_entry_of(walk_state* s, const uint8_t* entry) noexcept nogi
     if found.delayed:
         if found.due_ms and tags_code == found.due_ms:
             return True
-        # RocketMQ, when it rebuilds a queue, knows nothing of the due time of a message that was carried forward.
+        # A queue that RocketMQ rebuilt has another due time for a message that was carried forward.
         return due_time_possible(tags_code, s.v.store_timestamp)
     return found.tags_code == tags_code
 
 
 cdef inline bint _is_in_time(walk_state* s, const uint8_t* entry, int64_t at) noexcept nogil:
-    """Whether an entry's seconds are those of the record; the first one of a file counts from elsewhere."""
+    """Whether an entry's seconds match the record. The first entry of a file counts from another time, so it always
+    matches."""
     while s.keys_file + 1 < s.keys_file_count and at >= s.keys_files[2 * s.keys_file + 2]:
         s.keys_file += 1
     while s.keys_file > 0 and at < s.keys_files[2 * s.keys_file]:
@@ -182,7 +183,7 @@ cdef inline bint _is_in_time(walk_state* s, const uint8_t* entry, int64_t at) no
 
 
 cdef inline int walk_follow_keys(walk_state* s) noexcept nogil:
-    """Compares a record's keys with the index entries that come next; WALK_LIMIT when they are its keys."""
+    """Compares a record's keys with the next index entries; WALK_LIMIT if they match."""
     cdef derived found
     cdef const uint8_t* key
     cdef const uint8_t* entry
@@ -215,14 +216,14 @@ cdef inline int walk_follow_keys(walk_state* s) noexcept nogil:
 
 
 cdef inline int _follow(walk_state* s) noexcept nogil:
-    """Compares a record with the queue that the walk is at; WALK_LIMIT when it fits."""
+    """Compares a record with the current queue; WALK_LIMIT if it fits."""
     cdef walk_queue* queue = _queue_of(s)
     cdef const uint8_t* entry
-    cdef int64_t number = s.named.queue_offset
+    cdef int64_t number = s.place.queue_offset
     if queue == NULL:
         return WALK_NEW_QUEUE
     if s.part and number < queue.next:
-        return WALK_LIMIT  # dispatch leaves such an offset, too
+        return WALK_LIMIT  # dispatch skips such an offset too
     if (not 0 <= number < (<int64_t>1 << QUEUE_OFFSET_BITS) or (number != queue.next and queue.next >= 0)) \
             and (s.accepted != s.position or s.accepted_part != s.part):
         return WALK_OUT_OF_SEQUENCE
@@ -254,23 +255,23 @@ cdef inline int _follow(walk_state* s) noexcept nogil:
 
 
 cdef inline int walk_follow(walk_state* s) noexcept nogil:
-    """Compares a record with its queues, from the one on that it was stopped at; WALK_LIMIT when it fits."""
-    cdef light_queues left
+    """Compares a record with its queues, from the queue on at which it stopped; WALK_LIMIT if it fits all."""
+    cdef light_queues light
     cdef int status, part = 0
     if s.part_at != s.position:
         s.part_at = s.position
         s.part = 0
     if s.part == 0:
-        s.named.name, s.named.name_len = s.v.topic, s.v.topic_len
-        s.named.queue_offset, s.named_id = s.v.queue_offset, s.v.queue_id
+        s.place.name, s.place.name_len = s.v.topic, s.v.topic_len
+        s.place.queue_offset, s.queue_id = s.v.queue_offset, s.v.queue_id
         status = _follow(s)
         if status != WALK_LIMIT:
             return status
         s.part = 1
-    if not light_begin(&s.v, &left):
+    if not light_begin(&s.v, &light):
         return WALK_LIMIT
-    s.named_id = 0
-    while light_next(&left, &s.named):
+    s.queue_id = 0
+    while light_next(&light, &s.place):
         part += 1
         if part < s.part:
             continue

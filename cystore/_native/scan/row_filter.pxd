@@ -1,4 +1,4 @@
-# Which records a reader of columns wants.
+# The filter of a column reader.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
@@ -8,7 +8,7 @@ from cystore._native.memory.queue_table cimport queue_hash
 from cystore._native.record.property_read cimport key_next, known_properties, property_view, read_known
 from cystore._native.record.record_view cimport record_view
 
-# Only records of this topic (and queue, if not below 0) within these bounds; each end is exclusive.
+# Fits records of this topic (and of this queue, if the id is not below 0) within these bounds; each end is exclusive.
 cdef struct queue_rule:
     const uint8_t* topic
     int topic_len
@@ -26,22 +26,22 @@ cdef struct word:
 cdef enum:
     RULE_BUCKETS = 256
 
-# Which records are wanted.
+# A record must fit each condition. An empty list fits every record.
 cdef struct record_filter:
-    bint in_queue               # only those that a consume queue holds
+    bint in_queue               # only records in a consume queue
     int64_t physical_begin
     int64_t physical_end
     int64_t offset_begin
     int64_t offset_end
     int64_t time_begin
     int64_t time_end
-    const int32_t* queue_ids    # none: any
+    const int32_t* queue_ids    # any of them
     int queue_id_count
-    const word* tags            # none: any
+    const word* tags            # any of them
     int tag_count
-    const word* keys            # none: any
+    const word* keys            # any of them
     int key_count
-    queue_rule* rules           # none: any
+    queue_rule* rules           # any of them
     uint32_t rule_count
     uint32_t[256] buckets
 
