@@ -1,5 +1,5 @@
-/* A print of 128 bits of a topic and a key. Its four seeds are random and secret, so an attacker cannot choose two keys
- * with the same print. By chance, among a billion keys, one pair in 10^20 tries has it. */
+/* A fingerprint of 128 bits of a topic and a key. Its four seeds are random and secret, so an attacker cannot choose
+ * two keys with the same fingerprint. Among a billion keys, two share it by chance once in about 10^20 cases. */
 #ifndef CYSTORE_KEY_PRINT_H
 #define CYSTORE_KEY_PRINT_H
 
@@ -24,7 +24,7 @@ static inline void print_word(key_print *print, const uint64_t *seeds, uint64_t 
     print->second = print_mix(print->second ^ ((word << 32) | (word >> 32)), seeds[3] | 1);
 }
 
-/* Adds some bytes and their number, so that where one text ends and the next begins counts too. */
+/* Adds a text and its length, so that the border between two texts changes the fingerprint. */
 static inline void print_text(key_print *print, const uint64_t *seeds, const uint8_t *text, size_t length)
 {
     uint64_t word;

@@ -1,12 +1,12 @@
-"""Chooses the newest record of each key: what compaction keeps, and how it is found again.
+"""Compaction: selects the newest record of each key, and makes and reads the index of a compacted file.
 
-`LatestTable` looks at records in log order and remembers the place of the newest one for each (topic, key), not the
-key: 24 bytes an entry, in a table that is at least three eighths full. A key is known by a print of 128 bits with
-random seeds. `sort` gives the places in log order; `copy` writes those records, verbatim, and learns their new places;
-`slots` makes the index of the new file. A record of several keys stays while it is the newest of one of them.
+`LatestTable` takes records in log order. For each (topic, key) it remembers the place of the newest record and a
+fingerprint of 128 bits with random seeds, not the key: 24 bytes an entry. Once it has grown, the table is at least
+three eighths full. `sort` puts the places in log order. `copy` copies those records verbatim and enters their new
+places. `slots` makes the index of the new file. A record with several keys stays while it is the newest of any of them.
 
-A record with an empty body says that its keys are gone, and so does one that expired. Such a record is left out, unless
-an older record that stays has one of its keys: without it that one would be taken for the newest.
+A record with an empty body deletes its keys, and so does an expired record. Compaction leaves such a record out, unless
+an older record with the same key stays: without the deletion that record would become the newest.
 """
 
 cimport cython
@@ -36,18 +36,18 @@ cdef extern from "key_print.h" nogil:
         uint64_t first
         uint64_t second
     key_print print_begin(const uint64_t* seeds)
-    void print_text(key_print* known, const uint64_t* seeds, const uint8_t* text, size_t length)
+    void print_text(key_print* fingerprint, const uint64_t* seeds, const uint8_t* text, size_t length)
 
 cdef enum:
     TOPICS_MAX = 1024
-    WAITING = 32            # keys whose entries are on their way from memory
+    WAITING = 32            # keys whose table entries are being prefetched
     SEEDS = 4
-    SLOT_BYTES = 16         # first half of the print, position; position 0: free
+    SLOT_BYTES = 16         # first half of the fingerprint, position; position 0: free
     FIRST_ROOM = 1024
     GONE = 1                # place of a key whose newest record was left out
     NO_MEMORY = 100
 
-cdef int64_t LOG = <int64_t>1 << 62         # a place in the log; else one in the compacted file
+cdef int64_t LOG = <int64_t>1 << 62         # a place in the log; else in the old compacted file
 cdef int64_t WRITTEN = <int64_t>1 << 61     # the record was copied: a position in the new file
 cdef int64_t SHADOW = <int64_t>1 << 60      # an older record that stays has the key too
 cdef int64_t POSITIONS_END = <int64_t>1 << 60
@@ -60,15 +60,15 @@ BLANK = RECORD_BLANK
 SHORT = RECORD_SHORT
 
 cdef struct latest_entry:
-    key_print known
+    key_print fingerprint
     int64_t place           # 0: free
 
 cdef struct topic_name:
     const uint8_t* text
     int length
-    bint prefix             # any topic that begins so
+    bint prefix             # any topic with this prefix
 
-# The records of a topic that stood in the log before `end` were deleted with it.
+# A deleted topic: its records below log position `end` were deleted.
 cdef struct deleted_topic:
     const uint8_t* topic
     int topic_len
@@ -85,24 +85,25 @@ cdef struct latest_state:
     int deleted_count
     latest_entry[WAITING] waiting
     int waiting_count
-    key_print topic_print   # of the topic of the record before
-    uint8_t[256] topic
+    key_print topic_print   # fingerprint of `topic`
+    uint8_t[256] topic      # of the previous record
     int topic_len           # -1: none
     bint topic_wanted
     int64_t looked_at
     int64_t taken           # records with a key of a compacted topic
-    int64_t before          # of a compacted file: records with this offset or a higher one are left out
-    int64_t last_record     # of the log: where the last record stands, and its checksum
+    int64_t offset_end      # records of a compacted file from this log offset on are left out
+    int64_t last_record     # position and checksum of the last record from the log
     uint32_t last_checksum
 
 
-cdef latest_entry* _entry(latest_state* s, const key_print* known) noexcept nogil:
-    """The entry of a key, or the free one that it would take."""
-    cdef uint64_t i = known.first & s.mask
+cdef latest_entry* _entry(latest_state* s, const key_print* fingerprint) noexcept nogil:
+    """The entry of a key, or the free entry for it."""
+    cdef uint64_t i = fingerprint.first & s.mask
     cdef latest_entry* entry
     while True:
         entry = &s.entries[i]
-        if entry.place == 0 or (entry.known.first == known.first and entry.known.second == known.second):
+        if entry.place == 0 or (entry.fingerprint.first == fingerprint.first
+                                and entry.fingerprint.second == fingerprint.second):
             return entry
         i = (i + 1) & s.mask
 
@@ -119,29 +120,29 @@ cdef int _grow(latest_state* s) noexcept nogil:
     s.mask = count - 1
     for i in range(old_count):
         if old[i].place:
-            _entry(s, &old[i].known)[0] = old[i]
+            _entry(s, &old[i].fingerprint)[0] = old[i]
     free(old)
     return RECORD_OK
 
 
 cdef int _settle(latest_state* s) noexcept nogil:
-    """Enters the keys that wait, in their order: the later one is the newer."""
+    """Enters the waiting keys in their order, so that a later record replaces an earlier record."""
     cdef latest_entry* entry
     cdef int i
     if 4 * (s.count + WAITING) > 3 * <int64_t>(s.mask + 1) and _grow(s) != RECORD_OK:
         return NO_MEMORY
     for i in range(s.waiting_count):
-        entry = _entry(s, &s.waiting[i].known)
+        entry = _entry(s, &s.waiting[i].fingerprint)
         if entry.place == 0:
             s.count += 1
-            entry.known = s.waiting[i].known
+            entry.fingerprint = s.waiting[i].fingerprint
         entry.place = s.waiting[i].place
     s.waiting_count = 0
     return RECORD_OK
 
 
 cdef bint _topic_wanted(latest_state* s, const record_view* v) noexcept nogil:
-    """Whether the record's topic is compacted; its print is at hand then."""
+    """Whether the record's topic is compacted. If so, `topic_print` is its fingerprint."""
     cdef int i
     if s.topic_len == v.topic_len and memcmp(&s.topic[0], v.topic, v.topic_len) == 0:
         return s.topic_wanted
@@ -191,17 +192,17 @@ cdef int _take(latest_state* s, const record_view* v, int64_t place) noexcept no
         if s.waiting_count == WAITING and _settle(s) != RECORD_OK:
             return NO_MEMORY
         waiting = &s.waiting[s.waiting_count]
-        waiting.known = s.topic_print
-        print_text(&waiting.known, &s.seeds[0], key, length)
+        waiting.fingerprint = s.topic_print
+        print_text(&waiting.fingerprint, &s.seeds[0], key, length)
         waiting.place = place
-        prefetch_for_write(&s.entries[waiting.known.first & s.mask])
+        prefetch_for_write(&s.entries[waiting.fingerprint.first & s.mask])
         s.waiting_count += 1
     return RECORD_OK
 
 
 cdef int _walk(latest_state* s, const uint8_t* p, int64_t base, int64_t* at, int64_t end, int64_t stop) noexcept nogil:
-    """Takes the records that stand one behind the other from `at` on, which moves. `base` >= 0: of a log file that
-    begins there; -1: of a compacted file."""
+    """Takes consecutive records from `at` on, and moves `at`. `base`: log position of the file's begin; -1: a compacted
+    file."""
     cdef record_view v
     cdef int status
     walk_begin(&v)
@@ -216,7 +217,7 @@ cdef int _walk(latest_state* s, const uint8_t* p, int64_t base, int64_t* at, int
         if base >= 0:
             s.last_record = base + at[0]
             s.last_checksum = v.checksum
-        if (base >= 0 or v.physical_offset < s.before) \
+        if (base >= 0 or v.physical_offset < s.offset_end) \
                 and _take(s, &v, LOG | (base + at[0]) if base >= 0 else at[0]) != RECORD_OK:
             return NO_MEMORY
         s.looked_at += 1
@@ -225,7 +226,7 @@ cdef int _walk(latest_state* s, const uint8_t* p, int64_t base, int64_t* at, int
 
 
 cdef int64_t _find_record(const uint8_t* p, int64_t base, int64_t at, int64_t end) noexcept nogil:
-    """The next place with an intact record, -1: none. `base` as above."""
+    """The next place with an intact record, -1: none. `base` as in `_walk`."""
     cdef record_view v
     cdef int64_t i = at
     while i + <int64_t>RECORD_SYS_FLAG_AT <= end:
@@ -239,7 +240,7 @@ cdef int64_t _find_record(const uint8_t* p, int64_t base, int64_t at, int64_t en
 
 
 cdef bint _is_gone(const record_view* v, int64_t now_ms) noexcept nogil:
-    """Whether a record says that its keys have no value: by an empty body, or because it expired."""
+    """Whether a record deletes its keys: it has an empty body, or it expired."""
     cdef property_view expires
     cdef int64_t until
     if v.body_len == 0:
@@ -252,13 +253,13 @@ cdef bint _is_gone(const record_view* v, int64_t now_ms) noexcept nogil:
 
 
 cdef bint _keep(latest_state* s, const record_view* v, int64_t place, int64_t position, int64_t now_ms) noexcept nogil:
-    """Whether the record that is the newest of one of its keys stays, as `position` of the new file; enters that."""
+    """Whether the newest record of a key stays. Enters its `position` in the new file, or GONE, for its keys."""
     cdef const uint8_t* at
     cdef const uint8_t* end
     cdef const uint8_t* key
     cdef const uint8_t* first
     cdef size_t length
-    cdef key_print known
+    cdef key_print fingerprint
     cdef latest_entry* entry
     cdef bint gone = _is_gone(v, now_ms)
     cdef bint keeps = not gone
@@ -266,15 +267,15 @@ cdef bint _keep(latest_state* s, const record_view* v, int64_t place, int64_t po
         return False
     at = first
     while gone and key_next(&at, end, &key, &length):
-        known = s.topic_print
-        print_text(&known, &s.seeds[0], key, length)
-        entry = _entry(s, &known)
+        fingerprint = s.topic_print
+        print_text(&fingerprint, &s.seeds[0], key, length)
+        entry = _entry(s, &fingerprint)
         keeps = keeps or entry.place == (place | SHADOW)
     at = first
     while key_next(&at, end, &key, &length):
-        known = s.topic_print
-        print_text(&known, &s.seeds[0], key, length)
-        entry = _entry(s, &known)
+        fingerprint = s.topic_print
+        print_text(&fingerprint, &s.seeds[0], key, length)
+        entry = _entry(s, &fingerprint)
         if entry.place & ~SHADOW == place:
             entry.place = WRITTEN | position if keeps else GONE
         elif keeps and entry.place and not entry.place & WRITTEN:
@@ -283,9 +284,9 @@ cdef bint _keep(latest_state* s, const record_view* v, int64_t place, int64_t po
 
 
 cdef int _ascending(const void* a, const void* b) noexcept nogil:
-    cdef int64_t one = (<const int64_t*>a)[0]
-    cdef int64_t other = (<const int64_t*>b)[0]
-    return (one > other) - (one < other)
+    cdef int64_t left = (<const int64_t*>a)[0]
+    cdef int64_t right = (<const int64_t*>b)[0]
+    return (left > right) - (left < right)
 
 
 cdef object _damaged(MappedFile file, int64_t at, int status):
@@ -295,12 +296,12 @@ cdef object _damaged(MappedFile file, int64_t at, int status):
 @cython.final
 @cython.auto_pickle(False)
 cdef class LatestTable:
-    """The newest record of each (topic, key). `topics`: names; a trailing ``*`` stands for any topic that begins so.
-    `deleted`: (topic, end), records of the topic below that offset of the log are left out. `seeds`: 32 random bytes.
-    One thread at a time."""
+    """The newest record of each (topic, key). `topics`: names; a trailing ``*`` stands for any ending. `deleted`:
+    (topic, end): the topic's records below that log offset are left out. `seeds`: 32 random bytes. Only one thread at
+    a time may use it."""
 
     cdef latest_state s
-    cdef object kept                # the bytes that the state points into
+    cdef object held                # the bytes that the state points into
     cdef int64_t* places
     cdef int64_t place_count
     cdef int64_t next_place
@@ -316,14 +317,14 @@ cdef class LatestTable:
         memcpy(&self.s.seeds[0], <const uint8_t*><const char*>seeds, SEEDS * 8)
         self.s.topic_len = -1
         self.s.last_record = -1
-        self.s.before = INT64_MAX
+        self.s.offset_end = INT64_MAX
         self.s.mask = FIRST_ROOM - 1
         self.s.entries = <latest_entry*>calloc(FIRST_ROOM, sizeof(latest_entry))
         self.s.topics = <topic_name*>calloc(max(len(topics), 1), sizeof(topic_name))
         self.s.deleted = <deleted_topic*>calloc(max(len(deleted), 1), sizeof(deleted_topic))
         if self.s.entries == NULL or self.s.topics == NULL or self.s.deleted == NULL:
             raise MemoryError
-        self.kept = [list(topics), list(deleted)]
+        self.held = [list(topics), list(deleted)]
         for i, name in enumerate(topics):
             self.s.topics[i].text = <const uint8_t*><const char*>name
             self.s.topics[i].prefix = name.endswith(b"*")
@@ -343,7 +344,7 @@ cdef class LatestTable:
 
     @property
     def keys(self):
-        """Keys that are known."""
+        """Number of keys."""
         return self._settled()
 
     cdef int64_t _settled(self) except -1:
@@ -356,26 +357,26 @@ cdef class LatestTable:
 
     @property
     def looked_at(self):
-        """Records that were looked at."""
+        """Number of records read."""
         return self.s.looked_at
 
     @property
     def taken(self):
-        """Records among them that have a key and belong to a compacted topic."""
+        """Number of read records that have a key and belong to a compacted topic."""
         return self.s.taken
 
     def leave_out_from(self, int64_t offset):
-        """From here on, records of a compacted file that stood in the log at `offset` or behind it are left out."""
-        self.s.before = offset
+        """From now on, `take` leaves out records of a compacted file with this or a higher log offset."""
+        self.s.offset_end = offset
 
     @property
     def last_record(self):
-        """(where the last record of the log stands that was taken, its checksum field); -1: there was none."""
+        """(log position, checksum field) of the last record taken from the log; the position -1: none."""
         return self.s.last_record, self.s.last_checksum
 
     def take(self, MappedFile file not None, int64_t at, int64_t end, *, bint in_log):
-        """Takes the records of [at, end) of a file of the log, or of a compacted one, at most some MiB of them: (where
-        it stopped, status). With OK there is more, unless that is `end`; every other status but BLANK and SHORT is
+        """Takes the records in [at, end) of a log file or a compacted file, about PIECE_BYTES at most. Returns (end of
+        the taken records, status). After OK the caller continues until `end`. Any other status but BLANK and SHORT is
         damage."""
         cdef int status
         cdef int64_t base = file.base if in_log else -1
@@ -391,7 +392,7 @@ cdef class LatestTable:
         return place, status
 
     def sort(self):
-        """No more records come: the places of the newest ones, in log order. Gives their number."""
+        """Ends the taking: puts the places of the newest records in log order and returns their number."""
         cdef uint64_t i
         cdef int64_t count = 0
         cdef int64_t unique = 0
@@ -415,21 +416,21 @@ cdef class LatestTable:
         return unique
 
     def place(self, int64_t number):
-        """The place of a number below that of `sort`: a position in the compacted file, or IN_LOG and an offset."""
+        """Place `number` in the order of `sort`: a position in the compacted file, or IN_LOG and a log offset."""
         if self.places == NULL or not 0 <= number < self.place_count:
             raise IndexError(number)
         return self.places[number]
 
     @property
     def next(self):
-        """The place of the record that `copy` takes next, -1: none."""
+        """The place of the next record for `copy`, -1: none."""
         return self.places[self.next_place] if self.next_place < self.place_count else -1
 
     def copy(self, MappedFile file not None, int64_t end, out not None, int64_t filled, int64_t position,
              int64_t now_ms, *, bint in_log):
-        """Copies records from a file's first `end` bytes into `out` from `filled` on, which stands at `position` of the
-        new file. Gives (filled, bytes that the next record needs; 0: the next one is in another file, or there is
-        none). Raises CorruptRecordError."""
+        """Copies records from a file's first `end` bytes into `out`, from `filled` on; that byte is at `position` of
+        the new file. Returns (filled, bytes that the next record needs; 0: the next record is in another file, or there
+        is none). Raises CorruptRecordError."""
         cdef Py_buffer buffer
         cdef record_view v
         cdef int64_t shift = LOG | file.base if in_log else 0
@@ -472,11 +473,11 @@ cdef class LatestTable:
 
     @property
     def records(self):
-        """Records that `copy` copied."""
+        """Number of records that `copy` copied."""
         return self.copied
 
     def slots(self):
-        """The index of the new file: slots of (first half of the print, position), at most two thirds of them used."""
+        """The index of the new file: slots of (first half of the fingerprint, position), at most two thirds used."""
         cdef uint64_t i, at
         cdef uint64_t count = 8
         cdef int64_t written = 0
@@ -494,10 +495,10 @@ cdef class LatestTable:
         with nogil:
             for i in range(self.s.mask + 1):
                 if self.s.entries[i].place & WRITTEN and self.s.entries[i].place < LOG:
-                    at = self.s.entries[i].known.first & (count - 1)
+                    at = self.s.entries[i].fingerprint.first & (count - 1)
                     while out[2 * at + 1]:
                         at = (at + 1) & (count - 1)
-                    store_be64(<uint8_t*>&out[2 * at], self.s.entries[i].known.first)
+                    store_be64(<uint8_t*>&out[2 * at], self.s.entries[i].fingerprint.first)
                     store_be64(<uint8_t*>&out[2 * at + 1],
                                <uint64_t>(self.s.entries[i].place & ~(WRITTEN | SHADOW)))
         self.keys_written = written
@@ -505,7 +506,7 @@ cdef class LatestTable:
 
     @property
     def keys_found(self):
-        """Keys that are in the index that `slots` made."""
+        """Number of keys in the index that `slots` made."""
         return self.keys_written
 
 
@@ -535,31 +536,31 @@ cdef bint _has_key(const record_view* v, const uint8_t* key, size_t length) noex
 
 def find_newest(MappedFile file not None, int64_t slots_at, int64_t slot_count, bytes seeds not None,
                 bytes topic not None, bytes key not None):
-    """The position of a key's newest record in a compacted file, whose index of `slot_count` slots begins at
-    `slots_at`; -1: it has none. Raises CorruptRecordError."""
+    """The position of a key's newest record in a compacted file, -1: none. The file's index has `slot_count` slots and
+    begins at `slots_at`. Raises CorruptRecordError."""
     cdef uint64_t[SEEDS] numbers
-    cdef key_print known
+    cdef key_print fingerprint
     cdef record_view v
     cdef const uint8_t* slot
     cdef uint64_t word
-    cdef int64_t position, looked
+    cdef int64_t position, step
     cdef uint64_t i
     cdef int status
     if slot_count <= 0 or slot_count & (slot_count - 1) or slots_at < 0 \
             or slot_count > (file.length - slots_at) // SLOT_BYTES or len(seeds) != SEEDS * 8:
         raise CorruptRecordError(f"an index of {slot_count} slots at {slots_at} is impossible", path=file.path)
     memcpy(&numbers[0], <const uint8_t*><const char*>seeds, SEEDS * 8)
-    known = print_begin(&numbers[0])
-    print_text(&known, &numbers[0], <const uint8_t*><const char*>topic, len(topic))
-    print_text(&known, &numbers[0], <const uint8_t*><const char*>key, len(key))
-    i = known.first & <uint64_t>(slot_count - 1)
-    for looked in range(slot_count):
+    fingerprint = print_begin(&numbers[0])
+    print_text(&fingerprint, &numbers[0], <const uint8_t*><const char*>topic, len(topic))
+    print_text(&fingerprint, &numbers[0], <const uint8_t*><const char*>key, len(key))
+    i = fingerprint.first & <uint64_t>(slot_count - 1)
+    for step in range(slot_count):
         slot = file.address + slots_at + <int64_t>i * SLOT_BYTES
         word = load_be64(slot)
         position = <int64_t>load_be64(slot + 8)
         if position == 0:
             return -1
-        if word == known.first:
+        if word == fingerprint.first:
             if not 0 < position < slots_at:
                 raise CorruptRecordError(f"the index names position {position}", path=file.path)
             walk_begin(&v)

@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 # One step of a program. Steps push values, or take values from the stack and push the result.
 cdef struct filter_step:
     int32_t kind
-    int32_t first           # property, or the step to go on with, or the first text of a list
+    int32_t first           # property, or the step to continue at, or the first text of a list
     int32_t count           # texts of a list
     int64_t whole
     double real
@@ -22,7 +22,7 @@ cdef struct filter_program:
     const filter_text* names    # of the properties that the steps use
     const filter_text* texts    # of lists; each list is sorted by length, then by bytes
 
-# Whether the expression is TRUE for a property string. A text that cannot be compared counts as no match; -1 with an
+# Whether the expression is TRUE for a property string. It does not match if a text cannot be converted. -1 with an
 # exception: a lack of memory, or an interrupt.
 cdef bint filter_matches(const filter_program* program, const uint8_t* properties, int length) except -1 nogil
 
@@ -31,7 +31,7 @@ cdef class FilterProgram:
     cdef filter_step* steps
     cdef filter_text* names
     cdef filter_text* texts
-    cdef list kept              # the bytes that the program points into
+    cdef list held              # the bytes that the program points into
 
     cdef int _operand(self, filter_step* step, number, text, int lists) except -1
-    cdef int _keep(self, bytes text, filter_text* to) except -1
+    cdef int _hold(self, bytes text, filter_text* to) except -1

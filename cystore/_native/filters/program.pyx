@@ -1,9 +1,8 @@
 """Runs a SQL92 expression over a record's property string, without an object for the record or its properties.
 
-The rules are those of RocketMQ's filter module: NULL is contagious, text is converted to the type of the other side,
-and an error of a conversion ends the evaluation without a match (ComparisonExpression, LogicExpression,
-UnaryExpression). Any other error, such as a lack of memory or an interrupt, is raised: it tells nothing about the
-message.
+The rules are those of RocketMQ's filter module: an operation with NULL gives NULL, text is converted to the type of the
+other side, and a failed conversion ends the evaluation without a match (ComparisonExpression, LogicExpression,
+UnaryExpression). Any other error, such as a lack of memory or an interrupt, is raised: it is not about the message.
 """
 
 cimport cython
@@ -20,10 +19,10 @@ from cystore._native.record.property_read cimport property_next, property_view
 from cystore._native.record.record_view cimport same_text
 
 cdef enum:
-    STACK = 256             # values at once; the compiler of expressions stays below
+    STACK = 256             # values; the compiler of expressions uses fewer
     NAMES_MAX = 256
-    EXACT_DIGITS = 15       # that many decimal digits are exact in a double
-    EXACT_POWER = 22        # 10 to this power is exact too
+    EXACT_DIGITS = 15       # a double holds that many decimal digits exactly
+    EXACT_POWER = 22        # and 10 to this power
 
 STACK_MAX = STACK
 PROPERTY_NAMES_MAX = NAMES_MAX
@@ -83,20 +82,20 @@ _POWERS[:] = [10.0**n for n in range(EXACT_POWER + 1)]
 
 _DECIMAL = re.compile(r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)")
 _HEXADECIMAL = re.compile(r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?")
-_BLANKS = "".join(map(chr, range(33)))  # what String.trim takes off
+_BLANKS = "".join(map(chr, range(33)))  # the characters that String.trim removes
 
 
 # ----------------------------------------------------------------------------- text to numbers, as in Java
 
 
 cdef bint _slow_whole(const uint8_t* text, int length, int64_t* number) except -1 with gil:
-    """Long.valueOf for text with digits of other scripts; False for what is no number."""
+    """Long.valueOf for text with digits of other scripts; False where Java throws."""
     cdef int64_t sum = 0
     try:
         given = (<const char*>text)[:length].decode("utf-8")
         sign = given[:1] if given[:1] in ("+", "-") else ""
         digits = given[len(sign):]
-        # Java looks at each 16-bit unit, so a digit above U+FFFF is none.
+        # Java examines each 16-bit unit, so a character above U+FFFF is no digit.
         if not digits or not all([digit <= "\uffff" and unicodedata.decimal(digit,
                                                                             None) is not None for digit in digits]):
             return False
@@ -111,7 +110,7 @@ cdef bint _slow_whole(const uint8_t* text, int length, int64_t* number) except -
 
 
 cdef bint _text_whole(const uint8_t* text, int length, int64_t* number) except -1 nogil:
-    """Long.valueOf: an optional sign and digits, nothing else; False where Java throws."""
+    """Long.valueOf: an optional sign, then only digits; False where Java throws."""
     cdef bint negative = False
     cdef uint64_t sum = 0
     cdef uint64_t limit = <uint64_t>INT64_MAX
@@ -160,11 +159,11 @@ cdef bint _slow_real(const uint8_t* text, int length, double* number) except -1 
 
 
 cdef bint _text_real(const uint8_t* text, int length, double* number) except -1 nogil:
-    """Double.valueOf. Short plain decimals are exact here; all other text takes the slow way."""
+    """Double.valueOf. Short decimals without an exponent are exact here; `_slow_real` converts all other text."""
     cdef bint negative = False
     cdef int64_t digits = 0
     cdef int i = 0
-    cdef int seen = 0
+    cdef int digit_count = 0
     cdef int point = -1
     cdef int power = 0
     if length > 0 and (text[0] == 43 or text[0] == 45):
@@ -172,17 +171,17 @@ cdef bint _text_real(const uint8_t* text, int length, double* number) except -1 
         i = 1
     while i < length:
         if text[i] == 46 and point < 0:
-            point = seen
-        elif c'0' <= text[i] <= c'9' and seen < EXACT_DIGITS:
+            point = digit_count
+        elif c'0' <= text[i] <= c'9' and digit_count < EXACT_DIGITS:
             digits = digits * 10 + (text[i] - c'0')
-            seen += 1
+            digit_count += 1
         else:
             return _slow_real(text, length, number)
         i += 1
-    if seen == 0:
+    if digit_count == 0:
         return False
     if point >= 0:
-        power = seen - point
+        power = digit_count - point
     number[0] = <double>digits / _POWERS[power]
     if negative:
         number[0] = -number[0]
@@ -197,7 +196,7 @@ cdef inline int _order_whole(int64_t left, int64_t right) noexcept nogil:
 
 
 cdef inline int _order_real(double left, double right) noexcept nogil:
-    """Double.compare: -0.0 is below 0.0, NaN is above all and equals itself."""
+    """Double.compare: -0.0 is below 0.0; NaN is above all numbers and equals itself."""
     cdef int64_t left_bits, right_bits
     if left < right:
         return -1
@@ -223,7 +222,7 @@ cdef inline bint _to_whole(const value* v, bint is_int, int64_t* number) except 
 
 
 cdef bint _order(const value* left, const value* right, int* order) except -1 nogil:
-    """ComparisonExpression.__compare; False where it throws. Other types than these are in no order: -1."""
+    """ComparisonExpression.__compare; False where it throws. The order of types that cannot be compared is -1."""
     cdef int64_t whole
     cdef double real
     order[0] = -1
@@ -321,7 +320,7 @@ cdef bint _listed(const filter_text* texts, int count, const value* v) noexcept 
 
 
 cdef void _negate(value* v) noexcept nogil:
-    """UnaryExpression.negate; only numbers have a negative. Java's wrap around."""
+    """UnaryExpression.negate: integers wrap around as in Java; the negative of any other type is NULL."""
     if v.type == IS_INT:
         v.whole = <int64_t><int32_t>(<uint64_t>0 - <uint64_t>v.whole)
     elif v.type == IS_LONG:
@@ -333,7 +332,7 @@ cdef void _negate(value* v) noexcept nogil:
 
 
 cdef void _three_valued(int kind, value* left, const value* right) noexcept nogil:
-    """AND and OR of two values that are Boolean or NULL. `deciding` decides whatever the other one is."""
+    """AND and OR of two values that are Boolean or NULL. A value equal to `deciding` alone decides the result."""
     cdef int64_t deciding = kind == OR
     if (left.type != IS_NULL and left.whole == deciding) or (right.type != IS_NULL and right.whole == deciding):
         left.type = IS_BOOLEAN
@@ -348,7 +347,7 @@ cdef void _three_valued(int kind, value* left, const value* right) noexcept nogi
 
 
 cdef bint _run(const filter_program* program, const filter_text* found) except -1 nogil:
-    cdef value[STACK + 1] stack  # the first one stays unused, so that `top` of an empty stack points into the array
+    cdef value[STACK + 1] stack  # item 0 stays unused: `top` of an empty stack points to it
     cdef value* top = &stack[0]
     cdef const filter_step* step
     cdef int32_t at = 0
@@ -390,7 +389,7 @@ cdef bint _run(const filter_program* program, const filter_text* found) except -
         elif step.kind == NEGATE:
             _negate(top)
         elif step.kind == NOT:
-            top.whole = not top.whole  # of no matter for NULL
+            top.whole = not top.whole  # NULL does not use `whole`
         elif step.kind == CAST:
             if top.type != IS_NULL and top.type != IS_BOOLEAN:
                 top.type = IS_BOOLEAN
@@ -410,7 +409,7 @@ cdef bint _run(const filter_program* program, const filter_text* found) except -
 
 cdef void _find(const filter_program* program, const uint8_t* properties, int length,
                 filter_text* found) noexcept nogil:
-    """The values of the program's properties; a text of NULL where the record has none."""
+    """Finds the values of the program's properties. The text is NULL if the record does not have the property."""
     cdef property_view pair
     cdef const uint8_t* at = properties
     cdef const uint8_t* end = properties + length
@@ -422,7 +421,7 @@ cdef void _find(const filter_program* program, const uint8_t* properties, int le
         for i in range(program.names_count):
             if program.names[i].length == pair.name_len \
                     and same_text(program.names[i].text, pair.name, pair.name_len):
-                found[i].text = pair.value  # the last of a name wins
+                found[i].text = pair.value  # the last pair of a name wins
                 found[i].length = pair.value_len
                 break
 
@@ -437,10 +436,10 @@ cdef bint _is_ascii(const filter_text* found, int count) noexcept nogil:
 
 
 cdef bint _matches_text(const filter_program* program, const uint8_t* properties, int length) except -1 with gil:
-    """For values that are more than ASCII: bytes that are no UTF-8 are compared as U+FFFD, as Java reads them."""
+    """For values with characters beyond ASCII. Invalid UTF-8 compares as U+FFFD, as in Java."""
     cdef filter_text[NAMES_MAX] found
-    cdef bytes read = (<const char*>properties)[:length].decode("utf-8", "replace").encode()
-    _find(program, <const uint8_t*>PyBytes_AS_STRING(read), <int>PyBytes_GET_SIZE(read), &found[0])
+    cdef bytes text = (<const char*>properties)[:length].decode("utf-8", "replace").encode()
+    _find(program, <const uint8_t*>PyBytes_AS_STRING(text), <int>PyBytes_GET_SIZE(text), &found[0])
     return _run(program, &found[0])
 
 
@@ -460,7 +459,7 @@ cdef bint filter_matches(const filter_program* program, const uint8_t* propertie
 cdef class FilterProgram:
     """The steps of an expression: (kind, first, number, text or texts). `names` are the properties that they use.
 
-    The compiler of expressions checks what an expression may be. Here the steps are checked for the bounds of the
+    The compiler of expressions checks the expression. This class checks the steps against the bounds of the stack
     machine.
     """
 
@@ -471,14 +470,14 @@ cdef class FilterProgram:
         cdef int lists = sum([len(item[3]) for item in steps if item[0] == IN_LIST])
         if len(names) > NAMES_MAX or not steps:
             raise ValueError(f"{len(names)} properties and {len(steps)} steps")
-        self.kept = []
+        self.held = []
         self.steps = <filter_step*>PyMem_Calloc(len(steps), sizeof(filter_step))
         self.names = <filter_text*>PyMem_Calloc(len(names) + 1, sizeof(filter_text))
         self.texts = <filter_text*>PyMem_Calloc(lists + 1, sizeof(filter_text))
         if self.steps == NULL or self.names == NULL or self.texts == NULL:
             raise MemoryError
         for i in range(<int>len(names)):
-            self._keep(names[i], &self.names[i])
+            self._hold(names[i], &self.names[i])
         self.c.names_count = <int32_t>len(names)
         self.c.steps_count = <int32_t>len(steps)
         self.c.steps, self.c.names, self.c.texts = self.steps, self.names, self.texts
@@ -507,27 +506,27 @@ cdef class FilterProgram:
             raise ValueError(f"{depth} values are left")
 
     cdef int _operand(self, filter_step* step, number, text, int lists) except -1:
-        """What a step brings with it; gives the number of texts in all lists so far."""
-        cdef filter_text kept
+        """Sets a step's operand; returns the number of texts in all lists so far."""
+        cdef filter_text operand
         if step.kind == PUSH_DOUBLE:
             step.real = number
         elif step.kind == PUSH_INT or step.kind == PUSH_LONG or step.kind == IN_LIST:
             step.whole = number
         if step.kind == PUSH_TEXT:
-            self._keep(text, &kept)
-            step.text, step.text_len = kept.text, kept.length
+            self._hold(text, &operand)
+            step.text, step.text_len = operand.text, operand.length
         elif step.kind == IN_LIST:
             step.first = lists
             step.count = <int32_t>len(text)
-            for one in sorted(text, key=lambda one: (len(one), one)):
-                self._keep(one, &self.texts[lists])
+            for item in sorted(text, key=lambda item: (len(item), item)):
+                self._hold(item, &self.texts[lists])
                 lists += 1
         return lists
 
-    cdef int _keep(self, bytes text, filter_text* to) except -1:
+    cdef int _hold(self, bytes text, filter_text* to) except -1:
         if text is None:
             raise ValueError("a text is missing")
-        self.kept.append(text)
+        self.held.append(text)
         to.text = <const uint8_t*>PyBytes_AS_STRING(text)
         to.length = <int>PyBytes_GET_SIZE(text)
         return 0
@@ -550,7 +549,7 @@ cdef class FilterProgram:
 
 
 cdef int _grows(int kind) noexcept:
-    """By how many values a step makes the stack higher."""
+    """The number of values that a step adds to the stack."""
     if kind <= PUSH_TEXT:
         return 1
     if kind == AND or kind == OR or EQUAL <= kind <= LESS_EQUAL:
