@@ -165,11 +165,8 @@ class Attachment:
     def await_turns(self) -> None:
         """Waits a while for other threads of this process that hold a lock: they write files that the lock protects. A
         signal handler that closes the store does not interrupt a service thread in its turn."""
-        until_s = monotonic_s() + TURNS_END_S
-        while not self.control.closed and self.control.intact and monotonic_s() < until_s:
-            if not self._has_turns():
-                break
-            os_threads.pause(0.001)
+        if not self.control.closed and self.control.intact:
+            self._pause_for_turns()
 
     def end_turns(self) -> None:
         """From now on no thread of this process begins a turn. Waits a while for the turns that have begun: when this
@@ -178,8 +175,12 @@ class Attachment:
         if self.appender is not None:
             self.appender.detach()
         self.control.detach()
+        if intact:
+            self._pause_for_turns()
+
+    def _pause_for_turns(self) -> None:
         until_s = monotonic_s() + TURNS_END_S
-        while intact and self._has_turns() and monotonic_s() < until_s:
+        while self._has_turns() and monotonic_s() < until_s:
             os_threads.pause(0.001)
 
     def _has_turns(self) -> bool:
