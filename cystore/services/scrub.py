@@ -21,7 +21,7 @@ from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record import record as kernel
 from cystore._native.record.argument_checks import whole
-from cystore._native.record.properties import find_property, light_places
+from cystore._native.record.properties import find_property
 from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
@@ -39,7 +39,7 @@ from cystore.layout import QUEUE_ENTRY, SCHEDULE_TOPIC
 from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.index_stream import IndexStream
-from cystore.recovery.walk.log_reader import LogReader
+from cystore.recovery.walk.log_reader import LogReader, queue_places
 from cystore.recovery.walk.queue_reader import open_queue
 from cystore.services.scrub_progress import (
     FINDINGS_KEPT,
@@ -257,11 +257,7 @@ class Scrubber:
         file = queue.file_of(wrong.queue_offset)
         if found is None or file is None:
             return None
-        light = light_places(found["properties"], wrong.physical_offset)
-        if (wrong.topic, wrong.queue_offset) not in [
-            (found["topic"].decode(), found["queue_offset"]),
-            *light,
-        ]:
+        if ((wrong.topic, wrong.queue_id), wrong.queue_offset) not in queue_places(found):
             return None
         tags_code = kernel.hash_code(find_property(found["properties"], b"TAGS") or b"")
         if queue.ext is not None:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cystore._native.record.properties import light_places
 from cystore._native.system.failpoint import failpoint
 from cystore.derived.files.known_queues import forget_known_queues
 from cystore.derived.files.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
@@ -26,7 +25,7 @@ from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.layout import takes_queue_offset
 from cystore.recovery.apply import drop_derived
 from cystore.recovery.walk.abort_file import mark_undispatched
-from cystore.recovery.walk.log_reader import LogReader
+from cystore.recovery.walk.log_reader import LogReader, queue_places
 from cystore.system import files
 from cystore.system.ranges import file_ranges
 
@@ -112,10 +111,7 @@ def _count_back(root: Path, reader: LogReader, position: int) -> None:
     following = dict(saved.next)
     for record in reader.records(position):
         if takes_queue_offset(record["sys_flag"]):
-            queues = [((record["topic"].decode("ascii"), record["queue_id"]), record["queue_offset"])]
-            for topic, queue_offset in light_places(record["properties"], record["physical_offset"]):
-                queues.append(((topic, 0), queue_offset))
-            for queue, queue_offset in queues:
+            for queue, queue_offset in queue_places(record):
                 following[queue] = min(following.get(queue, queue_offset), queue_offset)
     minimum = {queue: min(first, following.get(queue, first)) for queue, first in saved.minimum.items()}
     write_queue_offsets(root, QueueOffsets(following, minimum, min(saved.physical_offset, position)))

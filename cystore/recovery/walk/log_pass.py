@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cystore._native.record.properties import light_places
 from cystore._native.scan import log_walk
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
@@ -15,7 +14,7 @@ from cystore.engine.manifest.removed_queues import Removed
 from cystore.layout import takes_queue_offset
 from cystore.recovery.walk import rules
 from cystore.recovery.walk.index_stream import ENTRIES_AT_ONCE, IndexStream
-from cystore.recovery.walk.log_reader import LogReader, Walk
+from cystore.recovery.walk.log_reader import LogReader, Walk, queue_places
 from cystore.recovery.walk.log_visitor import Key as Key
 from cystore.recovery.walk.log_visitor import LogVisitor
 from cystore.recovery.walk.queue_reader import QueueReader
@@ -377,10 +376,8 @@ class LogPass(LogVisitor):
 
 def matches(record: dict[str, Any], key: Key, queue_offset: int, size: int) -> bool:
     """Whether a record's fields match a consume queue entry."""
-    own = (record["topic"].decode(), record["queue_id"]), record["queue_offset"]
-    light = light_places(record["properties"], record["physical_offset"]) if key[1] == 0 else []
     return (
-        ((key, queue_offset) == own or (key[0], queue_offset) in light)
+        (key, queue_offset) in queue_places(record)
         and record["total_size"] == size
         and takes_queue_offset(record["sys_flag"])
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore._native.record import record
+from cystore._native.record.properties import light_places
 from cystore._native.scan import log_walk
 from cystore._native.system import log_files
 from cystore._native.system.descriptor import Descriptor
@@ -30,6 +31,14 @@ BESIDE_BODY_MAX = (
     + CONSTANTS["TOPIC_BYTES_MAX"][0]
     + CONSTANTS["PROPERTIES_BYTES_MAX"][0]
 )
+
+
+def queue_places(fields: dict[str, Any]) -> list[tuple[tuple[str, int], int]]:
+    """((topic, queue id), queue offset) of a record in its own queue and in its light queues; `fields` as from
+    `LogReader.record`."""
+    own = (fields["topic"].decode("ascii"), fields["queue_id"]), fields["queue_offset"]
+    light = light_places(fields["properties"], fields["physical_offset"])
+    return [own, *(((topic, 0), queue_offset) for topic, queue_offset in light)]
 
 
 class LogReader:
