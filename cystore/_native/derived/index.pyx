@@ -367,7 +367,7 @@ def lookup(const uint8_t[::1] data, uint32_t slots, uint32_t capacity, int32_t h
     cdef int64_t[64] offsets
     cdef int i, count
     if hash < 0 or not 0 < room <= 64:
-        raise ValueError(f"key hash {hash}, room for {room} offsets")
+        raise ValueError(f"key hash {hash} is below 0, or room {room} is not 1 to 64")
     walk.hash, walk.begin_ms, walk.end_ms = hash, index_time(begin_ms), index_time(end_ms)
     found = []
     index_walk_begin(&index, &walk)

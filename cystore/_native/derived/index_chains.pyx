@@ -34,7 +34,7 @@ cdef inline uint32_t _newest_kept(const uint8_t* tail, uint32_t first, uint32_t 
         previous = index_entry_previous(entry)
         if hash < 0 or <uint32_t>hash % slots != slot or previous < 0 or <uint32_t>previous >= number:
             return BROKEN
-        # `previous` and `hash` can both be 0 in a written entry; an offset of 0 then means that it was never written.
+        # All zeros: the entry was never written, or it names log position 0. `relink` finds the slot's newest entry.
         if previous == 0 and hash == 0 and index_entry_physical_offset(entry) == 0:
             return BROKEN
         number = <uint32_t>previous
@@ -184,7 +184,7 @@ def other_slot(const uint8_t[::1] slots, const uint8_t[::1] stored, int64_t coun
     cdef int64_t bad = -1
     _check(slots.shape[0], 0, 0)
     if stored.shape[0] != slots.shape[0]:
-        raise ValueError(f"{stored.shape[0]} bytes of slots, not {slots.shape[0]}")
+        raise ValueError(f"stored: {stored.shape[0]} bytes of slots, not {slots.shape[0]}")
     p = &slots[0]
     q = &stored[0]
     with nogil:

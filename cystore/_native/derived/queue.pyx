@@ -330,7 +330,7 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
     cdef selection s
     cdef int64_t begin = first * QUEUE_ENTRY_BYTES - file.base
     if first < 0 or count < 0 or max_count < 1 or begin < 0 or begin + count * QUEUE_ENTRY_BYTES > file.length:
-        raise ValueError(f"{count} entries from {first} are not in {file!r}, or no room for messages: {max_count}")
+        raise ValueError(f"{count} entries from {first} are not in {file!r}, or max_count {max_count} is below 1")
     s.entries = file.address + begin
     s.first = first
     s.count = count
@@ -392,7 +392,7 @@ def step_over_holes(MappedFile file not None, Py_ssize_t begin, Py_ssize_t end, 
     cdef Py_ssize_t step = -<Py_ssize_t>QUEUE_ENTRY_BYTES if backwards else <Py_ssize_t>QUEUE_ENTRY_BYTES
     cdef Py_ssize_t at = end + step if backwards else begin
     if not 0 <= begin <= end <= file.length or begin % step or end % step:
-        raise ValueError(f"{begin} to {end} are no entries of {file.length} bytes")
+        raise ValueError(f"[{begin}, {end}) are no whole entries in {file.length} bytes")
     with nogil:
         while begin <= at < end and queue_is_hole(file.address + at):
             at += step

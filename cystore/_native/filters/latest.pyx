@@ -313,7 +313,7 @@ cdef class LatestTable:
         cdef bytes name
         memset(&self.s, 0, sizeof(latest_state))
         if len(seeds) != SEEDS * 8:
-            raise ValueError(f"seeds of {len(seeds)} bytes")
+            raise ValueError(f"seeds: {len(seeds)} bytes, not {SEEDS * 8}")
         memcpy(&self.s.seeds[0], <const uint8_t*><const char*>seeds, SEEDS * 8)
         self.s.topic_len = -1
         self.s.last_record = -1
@@ -383,7 +383,7 @@ cdef class LatestTable:
         cdef int64_t place = at
         cdef int64_t stop
         if not 0 <= at <= end <= file.length or base + end >= POSITIONS_END or self.places != NULL:
-            raise ValueError(f"[{at}, {end}) of {file!r}")
+            raise ValueError(f"cannot take [{at}, {end}) of {file!r}, or `sort` was called before")
         stop = min(end, at + <int64_t>PIECE_BYTES)
         with nogil:
             status = _walk(&self.s, file.address, base, &place, end, stop)
@@ -438,11 +438,11 @@ cdef class LatestTable:
         cdef int status = RECORD_OK
         cdef uint8_t* to
         if self.places == NULL or not 0 <= end <= file.length:
-            raise ValueError(f"{end} bytes of {file!r}")
+            raise ValueError(f"cannot copy from {end} bytes of {file!r}, or `sort` was not called before")
         PyObject_GetBuffer(out, &buffer, PyBUF_SIMPLE | 1)
         try:
             if not 0 <= filled <= buffer.len:
-                raise ValueError(f"{filled} of {buffer.len} bytes")
+                raise ValueError(f"filled: {filled}, not 0 to {buffer.len}")
             to = <uint8_t*>buffer.buf
             at = 0
             with nogil:
@@ -515,7 +515,7 @@ def next_record(MappedFile file not None, int64_t at, int64_t end, *, bint in_lo
     cdef int64_t found
     cdef int64_t base = file.base if in_log else -1
     if not 0 <= at <= end <= file.length:
-        raise ValueError(f"[{at}, {end}) of {file!r}")
+        raise ValueError(f"[{at}, {end}) is not in {file!r}")
     with nogil:
         found = _find_record(file.address, base, at, end)
     return found
@@ -562,7 +562,7 @@ def find_newest(MappedFile file not None, int64_t slots_at, int64_t slot_count, 
             return -1
         if word == fingerprint.first:
             if not 0 < position < slots_at:
-                raise CorruptRecordError(f"the index names position {position}", path=file.path)
+                raise CorruptRecordError(f"the index names position {position}, which is no record's", path=file.path)
             walk_begin(&v)
             status = record_read(file.address + position, <size_t>(slots_at - position), &v)
             if status == RECORD_OK and not record_intact(file.address + position, &v):

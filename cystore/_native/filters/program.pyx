@@ -320,7 +320,7 @@ cdef bint _listed(const filter_text* texts, int count, const value* v) noexcept 
 
 
 cdef void _negate(value* v) noexcept nogil:
-    """UnaryExpression.negate: integers wrap around as in Java; the negative of any other type is NULL."""
+    """UnaryExpression.negate of a number; integers wrap around as in Java. NULL for any other type."""
     if v.type == IS_INT:
         v.whole = <int64_t><int32_t>(<uint64_t>0 - <uint64_t>v.whole)
     elif v.type == IS_LONG:
@@ -469,7 +469,7 @@ cdef class FilterProgram:
         cdef filter_step* step
         cdef int lists = sum([len(item[3]) for item in steps if item[0] == IN_LIST])
         if len(names) > NAMES_MAX or not steps:
-            raise ValueError(f"{len(names)} properties and {len(steps)} steps")
+            raise ValueError(f"{len(names)} properties (at most {NAMES_MAX}) and {len(steps)} steps (at least 1)")
         self.held = []
         self.steps = <filter_step*>PyMem_Calloc(len(steps), sizeof(filter_step))
         self.names = <filter_text*>PyMem_Calloc(len(names) + 1, sizeof(filter_text))
@@ -488,22 +488,22 @@ cdef class FilterProgram:
             step = self.steps + i
             kind, first, number, text = steps[i]
             if not 0 <= kind < KINDS:
-                raise ValueError(f"there is no step {kind}")
+                raise ValueError(f"step {i} has an unknown kind: {kind}")
             step.kind, step.first = kind, first
             lists = self._operand(step, number, text, lists)
             depth += _grows(step.kind)
             if not 1 <= depth <= STACK:
-                raise ValueError(f"step {i} leaves {depth} values")
+                raise ValueError(f"step {i} leaves {depth} values on the stack, not 1 to {STACK}")
             if step.kind == PUSH_PROPERTY and not 0 <= step.first < self.c.names_count:
-                raise ValueError(f"step {i} asks for property {first}")
+                raise ValueError(f"step {i} names property {first}, which does not exist")
         depths.append(depth)
         for i in range(<int>len(steps)):
             step = self.steps + i
             if (step.kind == SKIP_IF_FALSE or step.kind == SKIP_IF_TRUE) and (
                     not i < step.first <= self.c.steps_count or depths[step.first] != depths[i]):
-                raise ValueError(f"step {i} leads to {step.first}")
+                raise ValueError(f"step {i} cannot skip to step {step.first}")
         if depth != 1:
-            raise ValueError(f"{depth} values are left")
+            raise ValueError(f"the steps leave {depth} values on the stack, not 1")
 
     cdef int _operand(self, filter_step* step, number, text, int lists) except -1:
         """Sets a step's operand; returns the number of texts in all lists so far."""

@@ -169,7 +169,7 @@ cdef class ColumnReader:
                   queue_ids=(), tags=(), keys=(), rules=()):
         cdef record_filter* f = &self.s.filter
         if rows_max < 1 or bytes_max < 1 or bytes_max > 0x3FFFFFFF:
-            raise ValueError(f"columns of {rows_max} rows and {bytes_max} bytes")
+            raise ValueError(f"rows_max {rows_max} or bytes_max {bytes_max} is below 1, or bytes_max is too high")
         self.held, self.lent, self.expected = [], {}, {}
         self.s.rows_max, self.s.bytes_max = rows_max, bytes_max
         self.s.wanted, self.s.check_checksum = wanted, check_checksum
@@ -324,7 +324,7 @@ cdef class ColumnReader:
         cdef int status
         cdef const uint8_t* p
         if not begin <= position <= limit <= begin + data.shape[0]:
-            raise ValueError(f"bytes {position}..{limit} are not among {begin}..{begin + data.shape[0]}")
+            raise ValueError(f"[{position}, {limit}) is not in the bytes [{begin}, {begin + data.shape[0]})")
         if position == limit:
             self.s.position = position
             return COLUMNS_LIMIT

@@ -326,7 +326,7 @@ cdef class LogWalker:
         cdef light_place place
         cdef int32_t queue_id = self.s.v.queue_id
         if self.data is None or self.s.v.topic == NULL:
-            raise ValueError("no record was looked at")
+            raise ValueError("the walk has read no record")
         place.name, place.name_len, place.queue_offset = self.s.v.topic, self.s.v.topic_len, self.s.v.queue_offset
         if self._part():
             place, queue_id = self.s.place, 0
@@ -340,7 +340,7 @@ cdef class LogWalker:
         """The tags code of that record; None for a delayed record: its entry holds a due time."""
         cdef derived found
         if self.data is None or self.s.v.topic == NULL:
-            raise ValueError("no record was looked at")
+            raise ValueError("the walk has read no record")
         derive_begin(&self.s.v, NULL, 0, &found)
         return None if found.delayed else found.tags_code
 
@@ -350,7 +350,7 @@ cdef class LogWalker:
         cdef walk_queue* grown
         cdef walk_queue* queue
         if not 0 < len(topic) <= 127:
-            raise ValueError(f"topic of {len(topic)} bytes")
+            raise ValueError(f"topic: {len(topic)} bytes, not 1 to 127")
         if self.s.queue_count == self.room:
             grown = <walk_queue*>PyMem_Realloc(self.s.queues, (2 * self.room + 64) * sizeof(walk_queue))
             if grown == NULL:
