@@ -59,7 +59,7 @@ cdef struct selection:
     int64_t at                  # entries examined
     int32_t found
     int64_t found_bytes
-    int64_t gone                # hole entries, and entries of removed messages
+    int64_t missing             # entries without a message: holes, and removed messages
     int64_t wanted
     int64_t passed              # physical offset in the last examined entry; -1: none
     int status

@@ -110,7 +110,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
             s.status = SELECT_BAD_ENTRY
             return SELECT_DAMAGED
         if size == <int32_t>HOLE_ENTRY_SIZE or physical_offset < window.minimum:
-            s.gone += 1
+            s.missing += 1
             s.at += 1
             continue
         if size > window.wrote - physical_offset:
@@ -128,7 +128,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
         if s.status == WINDOW_NEED_SEGMENT:
             return SELECT_NEED_SEGMENT
         if s.status == WINDOW_GONE:
-            s.gone += 1
+            s.missing += 1
             s.at += 1
             continue
         if s.status == RECORD_OK:
@@ -347,14 +347,14 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
     s.program = NULL if program is None else &program.c
     s.asks = predicate is not None
     s.answer = ANSWER_NONE
-    s.at = s.found = s.found_bytes = s.gone = s.wanted = 0
+    s.at = s.found = s.found_bytes = s.missing = s.wanted = 0
     s.passed = -1
     selection_room(&s, window)
     window.move(minimum, wrote)
     window.make_room()
     _select(&s, window, file, predicate)
     found = selected_records(&s) if raw else selected_messages(&s, window)
-    return found, s.at, s.gone, selection_behind(&s, &window.c)
+    return found, s.at, s.missing, selection_behind(&s, &window.c)
 
 
 def put_entry(uint8_t[::1] data, Py_ssize_t position, int64_t physical_offset, int32_t size, int64_t tags_code):

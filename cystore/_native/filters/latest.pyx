@@ -239,7 +239,7 @@ cdef int64_t _find_record(const uint8_t* p, int64_t base, int64_t at, int64_t en
     return -1
 
 
-cdef bint _is_gone(const record_view* v, int64_t now_ms) noexcept nogil:
+cdef bint _deletes_keys(const record_view* v, int64_t now_ms) noexcept nogil:
     """Whether a record deletes its keys: it has an empty body, or it expired."""
     cdef property_view expires
     cdef int64_t until
@@ -261,12 +261,12 @@ cdef bint _keep(latest_state* s, const record_view* v, int64_t place, int64_t po
     cdef size_t length
     cdef key_print fingerprint
     cdef latest_entry* entry
-    cdef bint gone = _is_gone(v, now_ms)
-    cdef bint keeps = not gone
+    cdef bint deletes = _deletes_keys(v, now_ms)
+    cdef bint keeps = not deletes
     if not _topic_wanted(s, v) or not _keys_of(v, &first, &end):
         return False
     at = first
-    while gone and key_next(&at, end, &key, &length):
+    while deletes and key_next(&at, end, &key, &length):
         fingerprint = s.topic_print
         print_text(&fingerprint, &s.seeds[0], key, length)
         entry = _entry(s, &fingerprint)
@@ -562,7 +562,7 @@ def find_newest(MappedFile file not None, int64_t slots_at, int64_t slot_count, 
             return -1
         if word == fingerprint.first:
             if not 0 < position < slots_at:
-                raise CorruptRecordError(f"the index names position {position}, which is no record's", path=file.path)
+                raise CorruptRecordError(f"the index names position {position}, outside the records", path=file.path)
             walk_begin(&v)
             status = record_read(file.address + position, <size_t>(slots_at - position), &v)
             if status == RECORD_OK and not record_intact(file.address + position, &v):

@@ -270,7 +270,7 @@ cdef class QueueReader:
         c.select.answer = ANSWER_NONE
         c.select.limits = self.limits.c
         c.select.limits.max_count = min(max_count, max(self.limits.c.count_in_memory, self.limits.c.count_in_disk))
-        c.select.at = c.select.found = c.select.found_bytes = c.select.gone = c.select.wanted = 0
+        c.select.at = c.select.found = c.select.found_bytes = c.select.missing = c.select.wanted = 0
         c.select.passed = -1
         window = self.window(block)
         seq = self.manifest_seq
@@ -317,7 +317,7 @@ cdef class QueueReader:
             result.behind = c.dispatched < c.following
         result.suggest_pulling_from_slave = selection_behind(&c.select, &window.c)
         if c.select.found == 0:
-            result.status = REMOVING if c.select.gone == c.select.at else NO_MATCH
+            result.status = REMOVING if c.select.missing == c.select.at else NO_MATCH
         if raw:
             result.messages = []
             result.raw, result.record_offsets = selected_records(&c.select)

@@ -66,19 +66,19 @@ cdef void _drop_dispatched(tail_state* t, control_block* block) noexcept nogil:
     """Drops the entries that dispatch has written."""
     cdef tail_queue* q
     cdef uint32_t i, remaining = 0
-    cdef int64_t gone
+    cdef int64_t drop
     for i in range(t.used_count):
         q = &t.queues[t.used[i]]
-        gone = min(max(load_i64(&control_slot(block, t.used[i]).dispatched) - q.first, 0), q.count)
-        t.total -= gone
-        q.first += gone
-        q.count -= gone
+        drop = min(max(load_i64(&control_slot(block, t.used[i]).dispatched) - q.first, 0), q.count)
+        t.total -= drop
+        q.first += drop
+        q.count -= drop
         if q.count == 0:
             free(q.entries)
             memset(q, 0, sizeof(tail_queue))
             continue
-        if gone:
-            memmove(q.entries, q.entries + gone * <int64_t>QUEUE_ENTRY_BYTES, q.count * <int64_t>QUEUE_ENTRY_BYTES)
+        if drop:
+            memmove(q.entries, q.entries + drop * <int64_t>QUEUE_ENTRY_BYTES, q.count * <int64_t>QUEUE_ENTRY_BYTES)
         t.used[remaining] = t.used[i]
         remaining += 1
     t.used_count = remaining
@@ -197,8 +197,8 @@ cdef int _walk(tail_state* t, control_block* block, log_window* window, uint32_t
 
 
 cdef int _look(tail_state* t, control_block* block, log_window* window, uint32_t slot, int64_t offset, int64_t count,
-               uint8_t* out, int64_t* copied, bint* anew) noexcept nogil:
-    """One step under the lock. `anew`: this call may still begin the table anew."""
+               uint8_t* out, int64_t* copied, bint* may_begin) noexcept nogil:
+    """One step under the lock. `may_begin`: this call may still begin the table anew."""
     cdef int64_t dispatched = load_i64(&block.dispatched)
     cdef tail_queue* q
     cdef int status
@@ -215,8 +215,8 @@ cdef int _look(tail_state* t, control_block* block, log_window* window, uint32_t
         memcpy(out, q.entries + (offset - q.first) * <int64_t>QUEUE_ENTRY_BYTES,
                copied[0] * <int64_t>QUEUE_ENTRY_BYTES)
         return RECORD_OK
-    if status == WINDOW_BEYOND and not t.whole and anew[0]:
-        anew[0] = False
+    if status == WINDOW_BEYOND and not t.whole and may_begin[0]:
+        may_begin[0] = False
         _begin(t, dispatched)
         return TAIL_PIECE
     return status
@@ -247,14 +247,14 @@ cdef class TailTable:
     cdef int copy(self, control_block* block, LogWindow window, uint32_t slot, int64_t offset, int64_t count,
                   uint8_t* out, int64_t* copied) except -1:
         cdef tail_state* t = &self.c
-        cdef bint anew = True
+        cdef bint may_begin = True
         cdef int64_t wanted = 0
         cdef int status
         copied[0] = 0
         while True:
             with nogil:
                 pthread_mutex_lock(&t.lock)
-                status = _look(t, block, &window.c, slot, offset, count, out, copied, &anew)
+                status = _look(t, block, &window.c, slot, offset, count, out, copied, &may_begin)
                 wanted = t.reached
                 pthread_mutex_unlock(&t.lock)
             if status == WINDOW_NEED_SEGMENT:
