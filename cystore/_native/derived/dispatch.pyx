@@ -295,8 +295,8 @@ DAMAGED = DISPATCH_DAMAGED
 
 cdef inline bint _may_begin(dispatch_state* d, control_block* block, int64_t position) noexcept:
     """Whether the mapped files suffice to begin a turn at a position. If another process has dispatched since this
-    process's last turn, this process does not know the extended units, and index entries of an unfinished record have
-    to be removed."""
+    process's last turn, this process does not know the extended units, and it may have to remove index entries of an
+    unfinished record."""
     if d.keys_done != 0 or not load_i64(&block.min_physical_offset) <= position < d.sound_until \
             or d.sound_seq != load_i64(&block.manifest_seq):
         return False

@@ -88,7 +88,8 @@ cdef inline bint _in_light_queue(const selection* s, const record_view* v) noexc
 
 
 cdef int queue_select(selection* s, log_window* window) except -1 nogil:
-    """Selects from `s.at` on until the batch is full, the entries end, or the returned status says why it stopped."""
+    """Selects from `s.at` on. SELECT_DONE: the batch is full or the entries end. Any other status is the reason to
+    stop."""
     cdef const uint8_t* entry
     cdef const uint8_t* at
     cdef record_view v
