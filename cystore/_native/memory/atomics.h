@@ -1,5 +1,5 @@
-/* Atomic access to shared memory, futex waits and robust locks, in C only here. Loads acquire, stores release:
-   docs/concurrency.md pairs them. */
+/* Atomic access to shared memory, futex waits and robust locks. Loads acquire and stores release; docs/concurrency.md
+   pairs them. */
 #ifndef CYSTORE_ATOMICS_H
 #define CYSTORE_ATOMICS_H
 
@@ -25,29 +25,30 @@ static inline uint64_t add_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_
 static inline uint32_t sub_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST); }
 static inline uint32_t or_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
 static inline uint32_t and_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); }
-/* Moves a position forward, never back, even if others move it at the same time. */
+/* Moves a position forward, never back, even if other threads move it at the same time. */
 static inline void raise_i64(int64_t *p, int64_t v) {
-    int64_t seen = load_i64(p);
-    while (seen < v && !__atomic_compare_exchange_n(p, &seen, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE)) {
+    int64_t current = load_i64(p);
+    while (current < v && !__atomic_compare_exchange_n(p, &current, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE)) {
     }
 }
 static inline uint32_t exchange_u32(uint32_t *p, uint32_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
 static inline void release_fence(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
 static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-/* Wherever it points: a prefetch never faults. */
+/* Any address is allowed: a prefetch never faults. */
 static inline void prefetch_for_read(const void *p) { __builtin_prefetch(p, 0); }
 static inline void prefetch_for_write(const void *p) {
 #if defined(__x86_64__)
-    /* The builtin reads, unless it is compiled for newer CPUs only. */
+    /* The builtin prefetches for reading, unless the compiler aims at newer CPUs only. */
     __asm__ volatile("prefetchw %0" : : "m"(*(const char *)p));
 #else
     __builtin_prefetch(p, 1);
 #endif
 }
-/* Dirties the byte's page without a change, even if others write to it at the same time. */
+/* Dirties the byte's page and changes no byte, even if other threads write to it at the same time. */
 static inline void touch_byte(uint8_t *p) { (void)__atomic_fetch_or(p, 0, __ATOMIC_SEQ_CST); }
 
-/* Big-endian words on disk that other processes read while we write them (index slots and counts). */
+/* Big-endian words on disk that other processes read while this process writes them (index slots and counts). The
+   fence of publish_be32 pairs with the fence of observe_be32. */
 static inline void publish_be32(uint8_t *p, uint32_t v) {
     __atomic_thread_fence(__ATOMIC_RELEASE);
     store_be32(p, v);
@@ -58,16 +59,16 @@ static inline uint32_t observe_be32(const uint8_t *p) {
     return v;
 }
 
-/* 0 woken (or a spurious wake-up), else EAGAIN, EINTR, ETIMEDOUT. The futex is shared between processes. */
-static inline int futex_wait(const uint32_t *word, uint32_t seen, int64_t timeout_ms) {
+/* Returns 0 after a wake-up (real or spurious), else EAGAIN, EINTR or ETIMEDOUT. Processes share the futex. */
+static inline int futex_wait(const uint32_t *word, uint32_t expected, int64_t timeout_ms) {
     struct timespec limit = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000};
-    return syscall(SYS_futex, word, FUTEX_WAIT, seen, timeout_ms < 0 ? NULL : &limit, NULL, 0) == 0 ? 0 : errno;
+    return syscall(SYS_futex, word, FUTEX_WAIT, expected, timeout_ms < 0 ? NULL : &limit, NULL, 0) == 0 ? 0 : errno;
 }
 static inline void futex_wake_all(const uint32_t *word) {
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
-/* The same for sleepers that share a bit. */
-static inline int futex_wait_bits(const uint32_t *word, uint32_t seen, uint32_t bits, int64_t timeout_ms) {
+/* Like futex_wait, but futex_wake_bits wakes the sleeper only if the two calls share a bit. */
+static inline int futex_wait_bits(const uint32_t *word, uint32_t expected, uint32_t bits, int64_t timeout_ms) {
     struct timespec until;
     if (timeout_ms >= 0) {
         (void)clock_gettime(CLOCK_MONOTONIC, &until);
@@ -79,14 +80,14 @@ static inline int futex_wait_bits(const uint32_t *word, uint32_t seen, uint32_t 
         }
     }
     const struct timespec *limit = timeout_ms < 0 ? NULL : &until;
-    return syscall(SYS_futex, word, FUTEX_WAIT_BITSET, seen, limit, NULL, bits) == 0 ? 0 : errno;
+    return syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, limit, NULL, bits) == 0 ? 0 : errno;
 }
 static inline void futex_wake_bits(const uint32_t *word, uint32_t bits) {
     (void)syscall(SYS_futex, word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, bits);
 }
 
-/* Reads the word that sleepers set, after a change that they wait for and after giving a lock back. The read must not
- * come before that change: giving the lock back is an exchange, which keeps the order on x86. */
+/* Reads the word that a sleeper sets (SharedLocks.wait_append). The caller has made the change that sleepers wait for,
+ * and has given its lock back. The read must not overtake the change: on x86 the unlock's exchange keeps the order. */
 static inline uint32_t sleepers_after_unlock(const uint32_t *word) {
 #if !defined(__x86_64__)
     full_fence();
@@ -105,7 +106,7 @@ static inline int robust_init(pthread_mutex_t *mutex) {
     if (status == 0) status = pthread_mutex_init(mutex, &kind);
     return status;
 }
-/* 0, EOWNERDEAD (locked; repair first), EDEADLK (this thread has it), ETIMEDOUT. */
+/* Returns 0, EOWNERDEAD (locked, but repair first), EDEADLK (this thread holds the mutex) or ETIMEDOUT. */
 static inline int robust_lock(pthread_mutex_t *mutex, int64_t timeout_ms) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -117,7 +118,7 @@ static inline int robust_lock(pthread_mutex_t *mutex, int64_t timeout_ms) {
     }
     return pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &until);
 }
-/* Thread id of the owner, 0 when free or not known: for reports only. */
+/* Thread id of the owner, 0 when free or unknown. Only whether the calling thread is the owner stays true. */
 static inline int32_t robust_owner(const pthread_mutex_t *mutex) {
 #ifdef __GLIBC__
     return (int32_t)(mutex->__data.__lock & FUTEX_TID_MASK);
@@ -126,8 +127,8 @@ static inline int32_t robust_owner(const pthread_mutex_t *mutex) {
     return 0;
 #endif
 }
-/* Whether another thread of this process holds it. */
-static inline int robust_owned_beside(const pthread_mutex_t *mutex) {
+/* Whether another thread of this process holds the mutex. */
+static inline int robust_owned_by_other_thread(const pthread_mutex_t *mutex) {
     int32_t owner = robust_owner(mutex);
     return owner != 0 && owner != (int32_t)syscall(SYS_gettid) && syscall(SYS_tgkill, getpid(), owner, 0) == 0;
 }

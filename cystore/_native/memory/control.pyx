@@ -1,7 +1,7 @@
 """The control block: the memory that all processes attached to one store share.
 
 All of it can be recomputed from the store's files: the first process that attaches builds it and trusts no byte of an
-earlier one.
+earlier block.
 The scheme (layout fingerprint, reader-friendly slots, one writer per cache line) follows LMDB's lock file.
 """
 
@@ -36,7 +36,7 @@ cdef extern from "wallclock.h" nogil:
 
 cdef uint32_t SLOTS_PER_STEP = 256
 
-# Differences that only writers must not have, and the advice for each.
+# Properties that only writers must have in common, and the advice when they differ.
 cdef dict HINTS = {
     "PID namespace": ". Writers must share one, because the kernel knows the owner of a lock by its thread id: "
                      "start this process with "
@@ -46,35 +46,35 @@ cdef dict HINTS = {
                  "(read_only=True) works from here",
 }
 
-# Of the shared layout: a process with another fingerprint is refused.
+# The fingerprint of the shared layout. `attach` refuses a block with another fingerprint.
 FINGERPRINT = LAYOUT_FINGERPRINT
 
 
 cdef str _text(const char* constant):
-    """A text constant of the block; foreign bytes are escaped."""
+    """A text constant of the block; bytes that are not ASCII are escaped."""
     return constant[:40].split(b"\0")[0].decode("ascii", "backslashreplace")
 
 
-@cython.no_gc_clear  # as what it inherits from
+@cython.no_gc_clear  # like its base class SharedLocks
 cdef class Control(ControlFields):
     """A handle on the control block of one store. Positions are physical offsets in bytes, times are ms."""
 
     @staticmethod
     def size_bytes(uint32_t max_queues):
-        """Length of the address range for so many queues."""
+        """Length of the address range for `max_queues` queues."""
         return CONTROL_QUEUES_AT + sizeof(queue_entry) * max_queues
 
     @staticmethod
     def first_bytes(uint32_t max_queues):
-        """How much of it must be allocated before `create`."""
+        """Length of its first part, which must be allocated before `create`."""
         return CONTROL_QUEUES_AT + sizeof(queue_entry) * min(SLOTS_PER_STEP, max_queues)
 
     @staticmethod
     def create(MappedFile file not None, *, int64_t commit_log_file_bytes, int64_t consume_queue_file_bytes,
                uint32_t max_hash_slot_num, uint32_t max_index_num, uint32_t max_queues, uint64_t pid_namespace,
                str boot_id, str c_library):
-        """Builds a new block in zeroed memory whose `first_bytes` are allocated. Only for a process that is alone in
-        the store."""
+        """Builds a new block in zeroed memory whose `first_bytes` are allocated. Only a process that is alone in the
+        store may call it."""
         cdef Control self = Control.__new__(Control)
         cdef control_block* block = <control_block*>file.address
         cdef int which
@@ -115,9 +115,8 @@ cdef class Control(ControlFields):
     def attach(MappedFile file not None, *, uint64_t pid_namespace, str boot_id, str c_library, bint sole_writer=False):
         """A handle on a block that another live process built. Raises StoreFormatError for a block of another kind.
 
-        Only owners of locks need the same PID namespace and C library. A handle for reading takes a block with others,
-        and a `sole_writer` (the caller knows that no other writer is attached or can attach meanwhile) replaces them
-        by its own.
+        Only owners of locks need the same PID namespace and C library. A read-only handle accepts any. A `sole_writer`
+        replaces them by its own: its caller knows that no other writer is attached or can attach meanwhile.
         """
         cdef Control self = Control.__new__(Control)
         cdef control_block* block = <control_block*>file.address
@@ -144,9 +143,9 @@ cdef class Control(ControlFields):
         return self
 
     cdef int _take_over(self, uint64_t pid_namespace, str c_library) except -1:
-        """Makes the block one of this namespace and C library. All earlier writers are gone, and this process cannot
-        read their mutexes: it makes each lock anew, and the next holder repairs first. Until the end the block has no
-        namespace, so after a kill in between the next writer repeats all of it."""
+        """Gives the block this process's namespace and C library. All earlier writers are gone, and this process cannot
+        read their mutexes: it makes each lock anew, and the next holder repairs first. The block's namespace is 0
+        meanwhile, so after a kill the next writer repeats everything."""
         cdef control_block* block = self.block
         cdef bytes library = c_library.encode()[:39]
         cdef int which
@@ -170,11 +169,11 @@ cdef class Control(ControlFields):
         self.read_only = True
 
     def index_files_changed(self):
-        """Index files came or went: every process lists them anew."""
+        """Called after index files were added or removed: every process lists them anew."""
         add_u32(&self.checked().index_seq, 1)
 
     def key_changed(self, uint32_t key):
-        """Only for a block that no other process has: a record with the key was found."""
+        """Wakes the waiters for a key after a record with it was found. Only for a block that no other process has."""
         cdef uint32_t* word = &self.checked().key_seq[key % KEY_WORDS]
         add_u32(word, 1)
         futex_wake_all(word)
@@ -208,7 +207,7 @@ cdef class Control(ControlFields):
 
     @property
     def handover(self):
-        """Whether attached processes are asked to leave, for those of another version (`cystore handover`)."""
+        """Whether `cystore handover` asks attached processes to leave, so that another version can attach."""
         return load_u32(&self.checked().handover) != 0
 
     @property
@@ -230,7 +229,7 @@ cdef class Control(ControlFields):
         store_u32(&self.checked().intent_active, 0)
 
     def duty_word(self, uint32_t duty, uint32_t word):
-        """A number about a duty, by the places of both in layout.DUTIES and DUTY_WORDS."""
+        """A number about a duty. `duty` is a place in layout.DUTIES, `word` is a place in DUTY_WORDS."""
         return load_i64(&self.checked().duties[duty % DUTIES_MAX * WORDS_OF_DUTY + word % WORDS_OF_DUTY])
 
     def set_duty_word(self, uint32_t duty, uint32_t word, int64_t value):
@@ -260,18 +259,18 @@ cdef class Control(ControlFields):
         }
 
     def count_room_wait(self, int64_t took_ms):
-        """A put had to wait for room in the log."""
+        """Counts a put that had to wait for room in the log."""
         cdef control_block* block = self._writable()
         add_u64(&block.room_requests, 1)
         add_u64(&block.room_wait_ms, <uint64_t>max(took_ms, 0))
         raise_i64(&block.room_wait_max_ms, took_ms)
 
     def count_slow_put(self):
-        """A put took longer than it should (SLOW_PUT_MS)."""
+        """Counts a put that took longer than SLOW_PUT_MS."""
         add_u64(&self._writable().put_slow, 1)
 
     def count_file_made(self):
-        """A file of the log was made."""
+        """Counts a new file of the log."""
         add_u64(&self._writable().files_made, 1)
 
     # ------------------------------------------------------------------------------------------- queues
@@ -293,7 +292,7 @@ cdef class Control(ControlFields):
 
     def queue_end(self, int64_t slot):
         """The queue offset behind the last message: `next`, but at least the dispatched offset. An append publishes its
-        messages first and sets `next` then; after a kill in between, the next append sets it."""
+        messages first and sets `next` afterwards; after a kill in between, the next append sets it."""
         cdef queue_entry* entry = self.slot_at(slot)
         cdef int64_t dispatched = load_i64(&entry.dispatched)
         return max(load_i64(&entry.next), dispatched)
@@ -302,21 +301,21 @@ cdef class Control(ControlFields):
         """Sleeps until a queue's next offset is beyond `queue_offset`, at most `timeout_ms`; it may return early.
         Signals are handled. A read-only handle cannot wait here."""
         cdef queue_entry* entry = self.slot_at(slot)
-        keep = self.file  # a close meanwhile must not unmap what we sleep on
+        keep = self.file  # a close meanwhile must not unmap the word that we sleep on
         self._writable()
         with nogil:
             exchange_u32(&entry.sleepers, 1)
-            full_fence()
+            full_fence()  # pairs with control_wake_queue
             if load_i64(&entry.next) <= queue_offset:
                 futex_wait(&entry.sleepers, 1, timeout_ms)
         PyErr_CheckSignals()
 
     def count_queue_removal(self, int64_t slot):
-        """Before the files of a queue are removed. Under the dispatch lock."""
+        """Called under the dispatch lock, before the files of a queue are removed."""
         add_u32(&self.slot_at(slot).removals, 1)
 
     def set_queue_next(self, int64_t slot, int64_t value):
-        """Next and claimed offset; under the append lock, or alone."""
+        """Sets the next and the claimed offset. The caller holds the append lock or is alone."""
         cdef queue_entry* entry = self.slot_at(slot)
         store_i64(&entry.claimed, value)
         store_i64(&entry.next, value)
@@ -351,7 +350,7 @@ cdef class Control(ControlFields):
         return entry - control_slot(block, 0)
 
     def more_queue_bytes(self):
-        """(begin, end) in the control file of the next step of slots, None when all are there."""
+        """(begin, end) in the control file of the next slots to allocate; None when all are allocated."""
         cdef control_block* block = self.checked()
         cdef uint32_t capacity = load_u32(&block.queue_capacity)
         if capacity >= block.max_queues:
@@ -360,5 +359,5 @@ cdef class Control(ControlFields):
                 CONTROL_QUEUES_AT + sizeof(queue_entry) * min(capacity * 2, block.max_queues))
 
     def publish_queue_capacity(self, int64_t end):
-        """After [begin, end) of `more_queue_bytes` is allocated."""
+        """Called after [begin, end) of `more_queue_bytes` is allocated."""
         store_u32(&self.checked().queue_capacity, <uint32_t>((end - CONTROL_QUEUES_AT) // sizeof(queue_entry)))

@@ -1,11 +1,11 @@
-/* A robust mutex that is free, taken and given back inline: what the C library does then, without its calls. They
- * would be a tenth of a put.
+/* Takes and gives back a free robust mutex inline. It stores the same bytes as the C library, but without the C
+ * library's calls, which would be a tenth of a put.
  *
- * What the kernel wants of a robust mutex is its ABI (Documentation/locking/robust-futex-ABI.rst): the owner's thread
- * id in the word, and the mutex in a list that the thread has registered, so that a death is noticed. That list is
- * the C library's, and so are the other fields. Each process therefore compares once, byte for byte, what the C
- * library and this file leave behind; where anything differs, and whenever a mutex is not free, the C library does it
- * all. Both may work on the same mutex at any time. */
+ * The kernel notices the death of an owner by two things (Documentation/locking/robust-futex-ABI.rst): the mutex's word
+ * holds the owner's thread id, and the mutex is in a list that the thread has registered. The C library owns that list
+ * and the other fields. Each module that includes this file therefore compares once, byte for byte, the memory that the
+ * C library leaves with the memory that this file leaves. If they differ, and whenever a mutex is not free, the C
+ * library does all the work. Both may work on the same mutex at any time. */
 #ifndef CYSTORE_FREE_LOCK_H
 #define CYSTORE_FREE_LOCK_H
 
@@ -22,7 +22,7 @@
 
 #if defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__))
 
-/* From the thread pointer to the list of robust mutexes, in every thread; 0: the C library does it all. */
+/* Distance from a thread pointer to that thread's list of robust mutexes. 0: the C library does all the work. */
 static ptrdiff_t own_list_at;
 
 static inline struct robust_list_head *own_list(void) {
@@ -34,19 +34,19 @@ static inline struct robust_list_head *own_list(void) {
 #endif
     return (struct robust_list_head *)(thread + own_list_at);
 }
-/* Two fields of the C library's thread stand before its list: the thread id (and 4 bytes), and the list's link back. */
+/* In the C library's thread structure two fields precede the list: the thread id (and 4 bytes), and the back link. */
 static inline int32_t own_thread_id(const struct robust_list_head *list) { return ((const int32_t *)list)[-4]; }
 static inline void **link_back(struct robust_list_head *list) { return (void **)list - 1; }
 static inline struct robust_list *link_of(pthread_mutex_t *mutex) {
     return (struct robust_list *)&mutex->__data.__list.__next;
 }
 
-/* A kill ends a thread anywhere, and the kernel then reads what stands in memory. */
+/* A kill can end a thread between two stores, and the kernel then reads this memory: the stores keep their order. */
 #define STORED_BEFORE() __asm__ volatile("" ::: "memory")
 
-/* 1 when it was free. The kernel finds it from the first step on: `list_op_pending` counts if the word has our id.
- * A mutex that cannot be recovered any more would look free, too. There is none: a thread that finds a dead owner
- * makes the mutex consistent before it gives it back, as control_locked does. */
+/* Returns 1 if the mutex was free. A kill at any step is safe: the kernel looks at the mutex in `list_op_pending` too,
+ * and releases it if its word has our thread id. A mutex in the state ENOTRECOVERABLE would look free too. No mutex
+ * gets into that state: a thread that finds a dead owner makes the mutex consistent at once (control_locked). */
 static inline int free_lock_take(pthread_mutex_t *mutex) {
     struct robust_list_head *list = own_list();
     int free_word = 0, taken;
@@ -69,7 +69,7 @@ static inline int free_lock_take(pthread_mutex_t *mutex) {
     return taken;
 }
 
-/* 1 when this thread holds it and no other robust mutex. */
+/* Returns 1 if this thread held the mutex and no other robust mutex. Else it does nothing and returns 0. */
 static inline int free_lock_give(pthread_mutex_t *mutex) {
     struct robust_list_head *list = own_list();
     if (own_list_at == 0 || list->list.next != link_of(mutex) || link_of(mutex)->next != &list->list) return 0;
@@ -97,7 +97,7 @@ static inline lock_state lock_state_of(const pthread_mutex_t *mutex, struct robu
     return state;
 }
 
-/* 1 when both leave the same. By one thread, before any other comes here. */
+/* Returns 1 if the C library and this file leave the same bytes. A module calls it when it is imported. */
 static inline int free_lock_compare(void) {
     struct robust_list_head *list;
     size_t bytes;
@@ -141,7 +141,7 @@ static inline int free_lock_compare(void) { return 0; }
 #else
 #define CPU_PAUSE() __asm__ volatile("" ::: "memory")
 #endif
-/* Where the C library's mutex cannot be looked at, each look is an attempt. */
+/* The fields of another C library's mutex are unknown. There it is always 1, so each look becomes an attempt. */
 static inline int lock_looks_free(const pthread_mutex_t *mutex) {
 #ifdef __GLIBC__
     return __atomic_load_n(&mutex->__data.__lock, __ATOMIC_RELAXED) == 0;
@@ -150,14 +150,14 @@ static inline int lock_looks_free(const pthread_mutex_t *mutex) {
 #endif
 }
 
-/* As pthread_mutex_trylock. */
+/* Like pthread_mutex_trylock. */
 static inline int robust_trylock(pthread_mutex_t *mutex) {
     return free_lock_take(mutex) ? 0 : pthread_mutex_trylock(mutex);
 }
-/* The same; but if another thread has the mutex, which it keeps for some 40 ns, this looks for some 50 microseconds.
- * A sleep in the kernel and the wake-up would take longer, and the owner would make the wake-up's system call. The
- * looks become rare. Each takes the owner's cache line, and a hand-over moves all lines that an append writes to: in
- * the time between two looks the owner appends many times without that. */
+/* Like robust_trylock, but spins for up to some 50 microseconds while another thread holds the mutex; an owner keeps it
+ * for some 40 ns. A sleep in the kernel and the wake-up would take longer, and the owner would make the system call for
+ * the wake-up. The pause doubles after each look. A look takes the mutex's cache line from the owner, and a hand-over
+ * moves all lines that an append writes to. Between two looks the owner appends many times without these moves. */
 enum { LOOKS = 10 };
 static inline int robust_trylock_spinning(pthread_mutex_t *mutex) {
     int status = robust_trylock(mutex);
@@ -167,7 +167,7 @@ static inline int robust_trylock_spinning(pthread_mutex_t *mutex) {
     }
     return status;
 }
-/* As pthread_mutex_unlock; for one that robust_trylock or the C library has locked. */
+/* Like pthread_mutex_unlock, for a mutex that robust_trylock or the C library has locked. */
 static inline int robust_unlock(pthread_mutex_t *mutex) {
     return free_lock_give(mutex) ? 0 : pthread_mutex_unlock(mutex);
 }

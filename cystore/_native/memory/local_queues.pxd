@@ -1,7 +1,7 @@
-"""A table of queues that one process keeps for itself: a row is found by the hash of topic and queue id.
+"""A table of queues that one process keeps for itself: the hash of topic and queue id finds a row.
 
-The rows are the caller's, in one array; each begins with a `queue_key`. The table of the control block, which processes
-share and which is read without a lock, is queue_table.pxd.
+The caller owns the rows, one array; each row begins with a `queue_key`. queue_table.pxd has the table of the control
+block, which processes share and read without a lock.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
@@ -38,7 +38,7 @@ cdef inline uint32_t find_local_queue(void* rows, size_t row_bytes, const uint32
 
 
 cdef inline void fill_local_queue(queue_key* key, const uint8_t* topic, int topic_len, int32_t queue_id) noexcept nogil:
-    """At most 127 bytes of topic."""
+    """Fills the key of a row. A topic has at most 127 bytes."""
     memcpy(&key.topic[0], topic, topic_len)
     key.topic_len = topic_len
     key.queue_id = queue_id

@@ -13,7 +13,7 @@ cdef extern from "free_lock.h" nogil:
     int robust_unlock(pthread_mutex_t* mutex)
 
 cdef enum:
-    LOCK_TAKEN = 0              # a status; all others are errors of the system
+    LOCK_TAKEN = 0              # the status of success; any other status is an errno
 
 
 cdef inline pthread_mutex_t* control_lock_at(control_block* block, int which) noexcept nogil:
@@ -21,8 +21,8 @@ cdef inline pthread_mutex_t* control_lock_at(control_block* block, int which) no
 
 
 cdef inline int control_locked(control_block* block, int which, int status) noexcept nogil:
-    """Turns EOWNERDEAD into a repair that stays due until a repairer has finished it, even if one is killed or fails.
-    Called with the result of each attempt to lock."""
+    """Turns EOWNERDEAD into a repair that stays due until a repairer has finished it, even if a repairer is killed or
+    fails. Called with the result of each attempt to lock."""
     if status == EOWNERDEAD:
         or_u32(&block.repair_due, 1u << which)
         pthread_mutex_consistent(control_lock_at(block, which))
@@ -30,11 +30,11 @@ cdef inline int control_locked(control_block* block, int which, int status) noex
     return status
 
 
-# One guard: each attempt at a lock, and each way to give it back. `Held` and the appenders use these functions.
+# These functions take a lock and give it back. `Held` and the appenders use no others.
 
 cdef inline int control_trylock(control_block* block, int which, bint spinning) noexcept nogil:
-    """LOCK_TAKEN; else EBUSY, EDEADLK, or the error of an unusable lock. `spinning`: looks at a lock that is
-    held some 50 microseconds long."""
+    """Returns LOCK_TAKEN, else EBUSY, EDEADLK, or the error of an unusable lock. `spinning`: spins for some 50
+    microseconds while another thread holds the lock."""
     cdef pthread_mutex_t* mutex = control_lock_at(block, which)
     return control_locked(block, which, robust_trylock_spinning(mutex) if spinning else robust_trylock(mutex))
 
@@ -53,8 +53,8 @@ cdef inline bint control_intact(control_block* block) noexcept nogil:
 
 
 cdef inline bint control_enter(control_block* block, int which, bint spinning) noexcept nogil:
-    """Takes a lock that is free and whose last owner left nothing to repair; False without it. The caller gives it
-    back with `control_unlock` and runs no Python code before that."""
+    """Takes a lock if it is free and no repair is due; else returns False. The caller gives the lock back with
+    `control_unlock` and runs no Python code before that."""
     if not control_intact(block) or control_trylock(block, which, spinning) != LOCK_TAKEN:
         return False
     if control_repair_due(block, which):
@@ -70,7 +70,7 @@ cdef inline void control_wake_sleepers(control_block* block) noexcept nogil:
 
 
 cdef inline void control_wake_queue(queue_entry* entry) noexcept nogil:
-    """Wakes the sleepers until the next append to one queue (`Control.wait_queue`). Called after
+    """Wakes the threads that wait for an append to this queue (`Control.wait_queue`). Called after
     `control_wake_sleepers`."""
     if load_u32(&entry.sleepers) != 0 and exchange_u32(&entry.sleepers, 0) != 0:
         futex_wake_all(&entry.sleepers)
@@ -103,8 +103,8 @@ cdef class Held:
     cdef int64_t _give(self, bint failed) noexcept
 
 
-# Waits for a lock whose first attempt gave `status`. Ends when the word `progress` (NULL: there is none) has not
-# changed for `timeout_ms`; below 0 there is no limit. Gives LOCK_TAKEN, ETIMEDOUT, or the error of an
-# unusable lock. Handles signals. Raises when the store is closed or its control block is overwritten.
+# Waits for a lock whose first attempt returned `status`. Gives up when the word `progress` (NULL: there is none) has
+# not changed for `timeout_ms`; below 0 there is no limit. Returns LOCK_TAKEN, ETIMEDOUT, or the error of an unusable
+# lock. Handles signals. Raises when the store is closed or its control block is overwritten.
 cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int status, int64_t timeout_ms,
                        const uint32_t* progress) except -1

@@ -14,8 +14,7 @@ import os
 
 from cystore._native.memory.atomics cimport (
     EBUSY, EDEADLK, ETIMEDOUT, add_u32, and_u32, full_fence, futex_wait, futex_wait_bits, futex_wake_bits,
-    monotonic_ns, robust_lock, robust_owned_beside, robust_owner,
-    thread_id
+    monotonic_ns, robust_lock, robust_owned_by_other_thread, robust_owner, thread_id
 )
 from cystore._native.layout cimport KEY_WORDS
 from cystore._native.memory.mapping cimport MappedFile
@@ -29,7 +28,7 @@ cdef int64_t FOREVER = -1       # as a timeout
 cdef int64_t NO_BUDGET = -1
 cdef int64_t NS_PER_MS = 1_000_000
 
-# Of one turn under a lock; the other locks have none.
+# The longest turn under each lock; the other locks have no budget.
 cdef dict BUDGETS_MS = {"housekeeping": 10, "clean": 20, "deliver": 100, "dispatch": 20, "append": 10}
 cdef tuple REPAIRED = ("dispatch", "append", "flush")  # a dead owner of another lock leaves nothing to repair
 
@@ -49,7 +48,7 @@ def report_to(long_wait not None, over_budget not None):
     _long_wait, _over_budget = long_wait, over_budget
 
 
-@cython.no_gc_clear  # `block` needs its mapping, also while the collector clears a cycle that leads here
+@cython.no_gc_clear  # `block` needs its mapping, also while the collector clears a reference cycle
 @cython.auto_pickle(False)
 cdef class SharedLocks:
     """The part of a `Control` with the locks, and with the words on which processes sleep."""
@@ -87,8 +86,8 @@ cdef class SharedLocks:
         return turn
 
     def held_if_free(self, str name not None, *, int64_t within_ms=0, budget_ms=None):
-        """As `held`, but the block also runs without the lock: if it is not free within `within_ms` (below 0: no
-        limit), or if this thread holds it. The block asks `held` of the object that `with` gives it."""
+        """Like `held`, but the block also runs without the lock, if the lock is not free within `within_ms` (below 0:
+        no limit) or this thread holds it already. The object that `with` gives has `held`: whether the turn has it."""
         cdef Held turn = _turn(self, name, within_ms, budget_ms)
         turn.if_free = True
         return turn
@@ -118,9 +117,9 @@ cdef class SharedLocks:
         return robust_owner(control_lock_at(self.checked(), MUTEX_NAMES.index(name)))
 
     def turn_owner(self, str name not None):
-        """As `owner`, also after a close: a turn that began before it may not be over. No turn begins after a close: a
-        lock is taken under the GIL, and a thread that waited without the GIL then sees the close and gives the lock
-        back."""
+        """Like `owner`, also after a close: a turn that began before the close may still run. No turn begins after a
+        close: threads take a lock under the GIL, and a thread that waited without the GIL sees the close and gives the
+        lock back."""
         cdef MappedFile file = self.file
         if file is None:
             raise StoreClosedError("the store is closed")
@@ -149,8 +148,8 @@ cdef class SharedLocks:
         """1 while a thread may sleep until the next append. The append sets it to 0."""
         return load_u32(&self.checked().append_sleepers)
 
-    def wait_append(self, uint32_t seen, int64_t timeout_ms):
-        """Sleeps until `append_seq` differs from `seen`, at most `timeout_ms`. Signals are handled.
+    def wait_append(self, uint32_t expected, int64_t timeout_ms):
+        """Sleeps until `append_seq` differs from `expected`, at most `timeout_ms`. Signals are handled.
 
         The sleeper sets `append_sleepers` and sleeps on it; an append resets it and wakes all sleepers. If an append
         resets it before the sleep, the sleep ends at once. A read-only handle cannot set it, so it sleeps on
@@ -160,11 +159,11 @@ cdef class SharedLocks:
         keep = self.file  # a close meanwhile must not unmap the word that we sleep on
         with nogil:
             if self.read_only:
-                futex_wait(&block.append_seq, seen, timeout_ms)
+                futex_wait(&block.append_seq, expected, timeout_ms)
             else:
                 exchange_u32(&block.append_sleepers, 1)
-                full_fence()
-                if load_u32(&block.append_seq) == seen:
+                full_fence()  # pairs with sleepers_after_unlock (atomics.h)
+                if load_u32(&block.append_seq) == expected:
                     futex_wait(&block.append_sleepers, 1, timeout_ms)
         PyErr_CheckSignals()
 
@@ -186,9 +185,9 @@ cdef class SharedLocks:
         """The word of a key. The caller of `wait_key` reads it before it looks at the state that it waits for."""
         return load_u32(&self.checked().key_seq[key % KEY_WORDS])
 
-    def wait_key(self, uint32_t key, uint32_t seen, int64_t timeout_ms):
+    def wait_key(self, uint32_t key, uint32_t expected, int64_t timeout_ms):
         """Sleeps until `wake_key` of this key, or of another key with the same word and bit; at most `timeout_ms`.
-        Returns at once if the word is not `seen` any more. Signals are handled. Only the timeout wakes a read-only
+        Returns at once if the word is not `expected` any more. Signals are handled. Only the timeout wakes a read-only
         handle."""
         cdef control_block* block = self.checked()
         cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
@@ -197,8 +196,8 @@ cdef class SharedLocks:
         with nogil:
             if not self.read_only:
                 or_u32(&block.key_sleepers[key % KEY_WORDS], bit)
-            if load_u32(word) == seen:
-                futex_wait_bits(word, seen, bit, timeout_ms)
+            if load_u32(word) == expected:
+                futex_wait_bits(word, expected, bit, timeout_ms)
         PyErr_CheckSignals()
 
     def wake_key(self, uint32_t key):
@@ -214,12 +213,12 @@ cdef class SharedLocks:
             add_u32(word, 1)
             futex_wake_bits(word, bit)
 
-    def wait_flush(self, uint32_t seen, int64_t timeout_ms):
-        """Sleeps until `flush_seq` differs from `seen`, at most `timeout_ms`."""
+    def wait_flush(self, uint32_t expected, int64_t timeout_ms):
+        """Sleeps until `flush_seq` differs from `expected`, at most `timeout_ms`."""
         cdef control_block* block = self.checked()
         keep = self.file
         with nogil:
-            futex_wait(&block.flush_seq, seen, timeout_ms)
+            futex_wait(&block.flush_seq, expected, timeout_ms)
         PyErr_CheckSignals()
 
     @property
@@ -227,7 +226,7 @@ cdef class SharedLocks:
         return load_u32(&self.checked().flush_seq)
 
     def wake_flush(self):
-        """After the flushed position moved, or a flush failed."""
+        """Called after the flushed position moved or a flush failed: wakes the waiters for it."""
         cdef control_block* block = self.checked()
         add_u32(&block.flush_seq, 1)
         futex_wake_all(&block.flush_seq)
@@ -237,11 +236,11 @@ cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int s
                        const uint32_t* progress) except -1:
     cdef pthread_mutex_t* mutex = control_lock_at(block, which)
     cdef int64_t waited = 0, piece
-    cdef uint32_t seen = 0 if progress == NULL else load_u32(progress)
+    cdef uint32_t last_progress = 0 if progress == NULL else load_u32(progress)
     cdef bint long_wait
     while status == EBUSY or status == ETIMEDOUT:
-        if progress != NULL and load_u32(progress) != seen:
-            seen = load_u32(progress)
+        if progress != NULL and load_u32(progress) != last_progress:
+            last_progress = load_u32(progress)
             waited = 0
         piece = WAIT_SLICE_MS if timeout_ms < 0 else min(WAIT_SLICE_MS, timeout_ms - waited)
         if piece <= 0:
@@ -278,7 +277,7 @@ cdef Held _turn(SharedLocks locks, str name, int64_t timeout_ms, budget_ms):
 @cython.no_gc_clear
 @cython.auto_pickle(False)
 cdef class Held:
-    """One turn under a lock; made by `SharedLocks.held`."""
+    """One turn under a lock; made by `SharedLocks.held` and `held_if_free`."""
 
     def __dealloc__(self):
         if self.held:
@@ -313,7 +312,7 @@ cdef class Held:
             _over_budget(self.locks.file.path, self.name, spent_ns / <double>NS_PER_MS, self.budget_ms)
 
     cdef int _take(self) except -1:
-        """1 with the lock; 0 if another thread holds it and this turn does not wait."""
+        """Returns 1 with the lock, 0 without it. Only a turn of `held_if_free` goes on without it."""
         cdef SharedLocks locks = self.locks
         cdef control_block* block = locks.block
         cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
@@ -338,8 +337,8 @@ cdef class Held:
 
     cdef int64_t _give(self, bint failed) noexcept:
         """Gives the lock back, also after a close: all processes share the lock and would wait without end. Returns
-        how long it was held. A child that was forked during the turn does nothing, because the parent holds the lock.
-        If another thread collects this object, it cannot unlock: the lock is released when its owner ends."""
+        how long it was held, in ns. A child that was forked during the turn does nothing, because the parent holds the
+        lock. If another thread collects this object, it cannot unlock: the lock is released when its owner ends."""
         cdef control_block* block = <control_block*>self.file.address
         cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
         cdef int32_t owner = robust_owner(mutex)
@@ -349,7 +348,7 @@ cdef class Held:
             or_u32(&block.repair_due, 1u << self.which)
         if 0 <= self.budget_ms * NS_PER_MS < spent_ns:
             add_u32(&block.turns_over_budget, 1)
-        if control_unlock(block, self.which) != 0 and robust_owned_beside(mutex):
-            # Never dropped: the owner's next lock reads this memory, and a leaked page is better than a crash.
+        if control_unlock(block, self.which) != 0 and robust_owned_by_other_thread(mutex):
+            # Leaks the mapping: the owner's next lock reads this memory, and a leaked page is better than a crash.
             Py_INCREF(self.file)
         return spent_ns

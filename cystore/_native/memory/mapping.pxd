@@ -12,9 +12,9 @@ cdef class MappedFile:
     cdef readonly str path
     cdef readonly bint writable
     cdef readonly bint private
-    cdef bint copied                    # parts are memory with a copy of what the file has there
-    cdef readonly bint locked           # kept in memory
-    cdef readonly bint touched          # written to by this process, as far as it said so
+    cdef bint copied                    # parts are memory with a copy of the file's bytes
+    cdef readonly bint locked           # `lock` keeps its pages in memory
+    cdef readonly bint touched          # this process wrote to it (`mark_written`, `write`, `zero`, `store_number`)
     cdef object _map(self, int fd, int64_t base, Py_ssize_t length, int protection, int flags)
     cdef object _check(self, Py_ssize_t begin, Py_ssize_t end)
     cdef object _check_writable(self)

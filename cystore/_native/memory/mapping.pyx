@@ -57,7 +57,7 @@ cdef Py_ssize_t PAGE = os.sysconf("SC_PAGESIZE")
 cdef enum:
     COPIED_BELOW = 64 << 10   # a shorter range of a sparse file is copied, not mapped
     UNMAP_WITH_GIL = 1 << 20  # a shorter mapping ends sooner than a thread gets the GIL back
-    UNMAP_STEP = 16 << 20     # about 1 ms; between two steps other threads may map and fault
+    UNMAP_STEP = 16 << 20     # a step takes about 1 ms; between two steps other threads may map and fault
 
 
 # Mappings of this process (MappedFile.TOTAL_MAPPED_FILES, TOTAL_MAPPED_VIRTUAL_MEMORY); changed under the GIL.
@@ -70,7 +70,7 @@ def mapped_files():
 
 
 def mapped_bytes():
-    """Their length."""
+    """The length of all these mappings together."""
     return _bytes
 
 
@@ -201,7 +201,7 @@ cdef class MappedFile:
         """Whether `name` in an open folder (or AT_FDCWD) is this file. If another process has unlinked or replaced it,
         later writes to the mapping are lost. Raises OSError.
 
-        It asks for the inode only. Since Linux 6.13 a look at a file's times makes the next change set a new time,
+        statx asks for the inode only. Since Linux 6.13 a look at a file's times makes the next change set a new time,
         and that makes the next sync commit the file system's journal.
         """
         cdef file_status found
@@ -288,7 +288,7 @@ cdef class MappedFile:
 
     def page_out(self, Py_ssize_t first, Py_ssize_t last):
         """Takes pages [first, last) of a shared file out of the page cache, as far as no other process has them mapped.
-        False where the kernel cannot (before Linux 5.4, and of a locked file)."""
+        False where the kernel cannot (before Linux 5.4, or if the file is locked)."""
         cdef Py_ssize_t begin = first * PAGE, end = min(last * PAGE, self.length)
         cdef int failed
         self._check(begin, end)
@@ -315,7 +315,7 @@ cdef class MappedFile:
             raise OSError(errno, os.strerror(errno), self.path)
 
     def sync(self):
-        """msync of the whole file. Raises SyncFailedError. After a failure no later success of it can be trusted."""
+        """msync of the whole file. Raises SyncFailedError. After a failure no later success can be trusted."""
         cdef int failed
         if self.private:
             return
@@ -336,7 +336,7 @@ cdef class MappedFile:
                 raise SyncFailedError.of(errno, self.path)
 
     def redirty(self, Py_ssize_t begin, Py_ssize_t end):
-        """Makes every page of [begin, end) dirty again without changing a byte, also beside other writers."""
+        """Makes every page of [begin, end) dirty again without changing a byte, also while other processes write."""
         cdef Py_ssize_t at
         self._check(begin, end)
         self._check_writable()

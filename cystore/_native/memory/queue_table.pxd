@@ -42,7 +42,7 @@ cdef inline queue_entry* control_find_queue(control_block* block, const uint8_t*
 # Adds a queue; the caller holds the append lock (or is alone). NULL when the memory for slots is used up.
 cdef queue_entry* control_add_queue(control_block* block, const uint8_t* topic, int topic_len,
                                     int32_t queue_id) noexcept nogil
-# Links the newest slot into its bucket if a kill kept that from happening. Under the append lock.
+# Links the newest slot into its bucket if a kill prevented that. Under the append lock.
 cdef void control_relink_newest(control_block* block) noexcept nogil
 # The slot of this number, which must be published. Raises IndexError.
 cdef queue_entry* checked_slot(control_block* block, int64_t slot) except NULL

@@ -20,7 +20,7 @@ cdef void _link(control_block* block, uint32_t slot) noexcept nogil:
 
 cdef queue_entry* control_add_queue(control_block* block, const uint8_t* topic, int topic_len,
                                     int32_t queue_id) noexcept nogil:
-    """Fill, count, link: a kill between count and link leaves a slot that control_relink_newest finds."""
+    """Fills a slot, counts it, links it. A kill before the link leaves a slot that control_relink_newest links."""
     cdef uint32_t slot = block.queue_count
     cdef queue_entry* entry
     if slot >= load_u32(&block.queue_capacity) or slot >= block.max_queues or topic_len > <int>TOPIC_BYTES_MAX:

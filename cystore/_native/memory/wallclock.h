@@ -1,10 +1,10 @@
-/* The store's clock, in ms since the epoch: the wall clock as long as it keeps step with CLOCK_BOOTTIME, which
-   cannot be set.
+/* The store's clock, in ms since the epoch. It follows the wall clock as long as that keeps step with CLOCK_BOOTTIME,
+   which cannot be set.
 
-   All attached processes share what is believed (control block, "clock_..."). A wall clock that left CLOCK_BOOTTIME
-   by more than clock_jump_ms is not believed at once; the store's clock continues with CLOCK_BOOTTIME meanwhile. A
-   jump is believed when it has stood for clock_jump_ms (a jump back: for at most CLOCK_BACK_MS) in several looks. The
-   looks need no lock: each process stores the value that any other would store at this moment. */
+   All attached processes share the clock's state (control block, "clock_..."). A jump takes the wall clock away from
+   CLOCK_BOOTTIME by more than clock_jump_ms. The store's clock then continues with CLOCK_BOOTTIME. It believes the jump
+   when several looks have found it over clock_jump_ms (a jump back: over at most CLOCK_BACK_MS). The looks need no
+   lock: each process stores the value that any other process would store at this moment. */
 #ifndef CYSTORE_WALLCLOCK_H
 #define CYSTORE_WALLCLOCK_H
 
@@ -13,9 +13,9 @@
 
 #include "layout.h"
 
-#define CLOCK_LOOKS 3              /* that a jump must stand in */
-#define CLOCK_LOOK_APART_MS 1000   /* two looks within this are one */
-#define CLOCK_BACK_MS 30000        /* a clock that was set right, which mostly is back, is believed soon */
+#define CLOCK_LOOKS 3              /* looks that must find a jump */
+#define CLOCK_LOOK_APART_MS 1000   /* looks closer together count as one */
+#define CLOCK_BACK_MS 30000        /* most jumps back correct a wrong clock, so they are believed soon */
 
 static inline int64_t clock_read_ms(clockid_t which) {
     struct timespec now;
@@ -26,13 +26,13 @@ static inline int64_t clock_read_ms(clockid_t which) {
 static inline int64_t clock_word(const int64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 static inline void set_clock_word(int64_t *word, int64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 
-static inline int clock_apart(int64_t a, int64_t b, int64_t most) {
+static inline int clock_apart(int64_t a, int64_t b, int64_t limit) {
     int64_t distance;
     if (__builtin_sub_overflow(a, b, &distance)) return 1;
-    return distance > most || distance < -most;
+    return distance > limit || distance < -limit;
 }
 
-/* The wall clock is believed from now on. */
+/* From now on the store's clock follows the wall clock. */
 static inline void store_clock_believe(control_block *block, int64_t wall, int64_t boot) {
     set_clock_word(&block->clock_offset_ms, wall - boot);
     set_clock_word(&block->clock_seen_ms, 0);
@@ -46,15 +46,15 @@ static inline void store_clock_first(control_block *block) {
     store_clock_believe(block, clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME));
 }
 
-/* A look at a wall clock that is not the one that is believed: the time of the store. */
+/* Counts a look at a wall clock that has jumped. Returns the time of the store. */
 static inline int64_t store_clock_doubt(control_block *block, int64_t wall, int64_t boot) {
-    int64_t seen = clock_word(&block->clock_seen_ms), look = clock_word(&block->clock_look_ms), shift = wall - boot;
+    int64_t jumped = clock_word(&block->clock_seen_ms), look = clock_word(&block->clock_look_ms), shift = wall - boot;
     int64_t offset = clock_word(&block->clock_offset_ms), stand = block->clock_jump_ms;
-    if (seen == 0 || clock_apart(shift, seen, block->clock_jump_ms)) {
+    if (jumped == 0 || clock_apart(shift, jumped, block->clock_jump_ms)) {
         set_clock_word(&block->clock_seen_since_ms, boot);
         set_clock_word(&block->clock_look_ms, boot);
         __atomic_store_n(&block->clock_looks, 1, __ATOMIC_RELEASE);
-        if (__atomic_compare_exchange_n(&block->clock_seen_ms, &seen, shift, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        if (__atomic_compare_exchange_n(&block->clock_seen_ms, &jumped, shift, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
             __atomic_add_fetch(&block->clock_jumps, 1, __ATOMIC_SEQ_CST);
         return boot + offset;
     }
@@ -69,7 +69,7 @@ static inline int64_t store_clock_doubt(control_block *block, int64_t wall, int6
     return wall;
 }
 
-/* The time of the store. `looks`: this look counts, and what it finds is shared; else the block is not written to. */
+/* The time of the store. With `looks` the call counts as a look and may write to the block; else it only reads. */
 static inline int64_t store_clock_at(control_block *block, int64_t wall, int64_t boot, int looks) {
     int64_t offset = clock_word(&block->clock_offset_ms);
     if (clock_apart(wall - boot, offset, block->clock_jump_ms))
@@ -81,26 +81,26 @@ static inline int64_t store_clock_at(control_block *block, int64_t wall, int64_t
     return wall;
 }
 
-/* The time by which something is deleted. A clock that was never looked at before, and is far ahead of the last
-   record, is not enough for that before it has stood for clock_jump_ms. */
+/* The time for decisions to delete. If the clock began without a witness (store_clock.pyx), a wall clock far ahead of
+   the last record does not count in full before it has stood for clock_jump_ms. */
 static inline int64_t store_clock_expiry(const control_block *block, int64_t now, int64_t boot) {
     int64_t known = clock_word(&block->clock_known_ms), stood = boot - clock_word(&block->clock_stood_ms);
-    int64_t most = known + stood + block->clock_jump_ms;
-    return known == 0 || stood >= block->clock_jump_ms || now < most ? now : most;
+    int64_t limit = known + stood + block->clock_jump_ms;
+    return known == 0 || stood >= block->clock_jump_ms || now < limit ? now : limit;
 }
 
-/* The time of a store as one process reads it for its appends, through the time-stamp counter: the system is asked
-   once a millisecond. */
+/* The store's time for the appends of one process. It comes from the time-stamp counter; the process reads the system's
+   clock once a millisecond. */
 typedef struct wall_clock {
     uint64_t ticks;      /* counter at the last look at the system's clock */
-    uint64_t valid_for;  /* ticks until the millisecond that was current then is over */
+    uint64_t valid_for;  /* ticks from that look to the end of its millisecond */
     int64_t ms;
     uint64_t first_ticks; /* calibration: counter and monotonic time of the first look */
     int64_t first_ns;
-    double ticks_per_ns; /* 0 until calibrated, and for ever without a steady counter */
+    double ticks_per_ns; /* 0 until calibrated; stays 0 without a steady counter */
     uint64_t ticks_per_ms;
-    uint64_t asked;      /* counter when the time was asked for last */
-    int64_t asked_ms;    /* without a steady counter: CLOCK_BOOTTIME then */
+    uint64_t asked;      /* counter at the last call of wall_clock_ms */
+    int64_t asked_ms;    /* CLOCK_BOOTTIME then, for a CPU without a steady counter */
 } wall_clock;
 
 #if defined(__x86_64__)
@@ -139,7 +139,7 @@ static inline int64_t wall_clock_look(wall_clock *clock, control_block *block, u
     return clock->ms;
 }
 
-/* A counter that went back makes a huge unsigned difference: the system's clock is asked again. */
+/* The store's time. If the counter went back, the unsigned difference is huge, and the system's clock is read again. */
 static inline int64_t wall_clock_ms(wall_clock *clock, control_block *block) {
     uint64_t ticks = counter_now();
     clock->asked = ticks;
@@ -147,7 +147,7 @@ static inline int64_t wall_clock_ms(wall_clock *clock, control_block *block) {
     return wall_clock_look(clock, block, ticks);
 }
 
-/* Whole ms since the time was asked for. */
+/* Whole ms since the last call of wall_clock_ms. */
 static inline int64_t wall_clock_took_ms(wall_clock *clock) {
     if (clock->ticks_per_ms > 0) {
         uint64_t ticks = counter_now() - clock->asked;
