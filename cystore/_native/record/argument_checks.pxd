@@ -1,8 +1,8 @@
 from libc.stdint cimport int64_t
 
-# The value of an int, or of a subclass's object, between the two bounds. Nothing that a subclass defines is called.
+# The value of an int or of a subclass's object, within both bounds. Calls no method of a subclass.
 cdef int64_t exact_whole(str field, object value, int64_t low, int64_t high, object error) except? -1
-# The text itself: an object that is a str and no subclass's, with a UTF-8 form.
+# The text as an exact str that has a UTF-8 form.
 cdef str exact_text(str field, object value, object error)
 # The bytes of a body. A body of another type is copied, so that it cannot change under the checksum.
 cdef bytes exact_bytes(object body)

@@ -1,7 +1,7 @@
 """Arguments of every public call: converted to exact types first, then checked in C.
 
-A subclass of int or str may compare, hash or print itself as it likes. So its value is read from the object, as the
-kernels read it, and everything behind this module sees an int or a str and nothing else.
+A subclass of int or str may override comparison, hash and text. So this module reads the value from the object, as the
+kernels do, and all code behind this module sees an exact int or str.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
@@ -17,12 +17,12 @@ cdef extern from "Python.h":
     bint PyLong_Check(object value)
     long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)  # NULL: the text has no UTF-8 form
-    object PyUnicode_FromObject(object text)  # of a subclass's object a copy that is a str
+    object PyUnicode_FromObject(object text)  # copies a subclass's object to an exact str
 
 WHOLE_MAX = 0x7FFFFFFFFFFFFFFF
 
 cdef enum:
-    COPY_BYTES = 128 * 1024  # so many and more are copied without the GIL
+    COPY_BYTES = 128 * 1024  # a copy of at least this many bytes runs without the GIL
 
 
 cdef int64_t exact_whole(str field, object value, int64_t low, int64_t high, object error) except? -1:
@@ -32,7 +32,7 @@ cdef int64_t exact_whole(str field, object value, int64_t low, int64_t high, obj
         raise error(f"{field}: must be a whole number from {low} to {high}, not {type(value).__name__}")
     number = PyLong_AsLongLongAndOverflow(value, &overflow)
     if overflow:
-        raise error(f"{field}: must be a whole number from {low} to {high}, not one of more than 64 bits")
+        raise error(f"{field}: must be a whole number from {low} to {high}, not a number of more than 64 bits")
     if number < low or number > high:
         raise error(f"{field}: must be a whole number from {low} to {high}, not {number}")
     return number
@@ -47,7 +47,7 @@ cdef bytes exact_bytes(object body):
         if view.nbytes >= COPY_BYTES and view.c_contiguous:
             return _copy(view.cast("B"))
         return bytes(view)
-    except (TypeError, ValueError, BufferError) as error:  # no buffer, or one that was released
+    except (TypeError, ValueError, BufferError) as error:  # no buffer, or a released memoryview
         raise MessageIllegalError(f"body: must be bytes, not {type(body).__name__} ({error})") from None
 
 
@@ -71,17 +71,17 @@ cdef str exact_text(str field, object value, object error):
 
 
 def whole(str field not None, value, int64_t low=0, int64_t high=WHOLE_MAX, error=MessageIllegalError):
-    """The number, which is an int. Raises `error` for what is no whole number from `low` to `high`."""
+    """The value as an int. Raises `error` if it is no whole number from `low` to `high`."""
     return exact_whole(field, value, low, high, error)
 
 
 def any_text(str field not None, value, error=MessageIllegalError):
-    """The text, which is a str, lone surrogates and all: for what is only looked up, and is not there then."""
+    """The text as a str, even with lone surrogates: for names that are only looked up. Such a name is never found."""
     if not PyUnicode_Check(value):
         raise error(f"{field}: must be text, not {type(value).__name__}")
     return value if PyUnicode_CheckExact(value) else PyUnicode_FromObject(value)
 
 
 def text(str field not None, value, error=MessageIllegalError):
-    """The text, which is a str. Raises `error` for what is no text, or has a lone surrogate."""
+    """The text as a str. Raises `error` if the value is no text, or has a lone surrogate."""
     return exact_text(field, value, error)

@@ -1,4 +1,4 @@
-/* CRC-32C by the crc32c package's kernel, CRC-32 by zlib; the choice by CPU is made once, at import. */
+/* CRC-32C by the crc32c package's kernel, CRC-32 by zlib. The import chooses the kernel for the CPU. */
 #ifndef CYSTORE_CHECKSUM_H
 #define CYSTORE_CHECKSUM_H
 
@@ -10,7 +10,7 @@
 #include "crc32c.h"
 #include "crc_copy.h"
 
-/* The kernel's sources read it; the package defines it in its Python wrapper, which we do not compile. */
+/* The kernel's sources read this variable. The package defines it in its Python wrapper, which we do not compile. */
 int is_big_endian = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__;
 
 static crc_function crc32c_kernel = _crc32c_sw_slicing_by_8;

@@ -12,7 +12,7 @@ cdef extern from "checksum.h" nogil:
 
 cdef extern from "crc_copy.h" nogil:
     enum:
-        CRC_READ_MOST
+        CRC_READ_MAX
     int crc_copy_known
     uint64_t crc_read(uint64_t begin, const uint8_t* source, size_t length)
     uint64_t crc_copy_words(uint64_t begin, uint8_t* to, const uint8_t* source, size_t length)
@@ -69,8 +69,8 @@ def crc32c(const uint8_t[::1] data, uint32_t value=0):
 
 
 def crc32c_of_copy(const uint8_t[::1] data, uint32_t value=0):
-    """A copy of `data`, and the CRC-32C of it, continuing from `value`: made as records are (crc_copy.h), where the
-    CPU can."""
+    """A copy of `data` and its CRC-32C, continuing from `value`. Where the CPU can, crc_copy.h makes both, as for
+    records."""
     cdef size_t length = data.shape[0]
     cdef bytes copied = PyBytes_FromStringAndSize(NULL, length)
     cdef uint8_t* to = <uint8_t*>PyBytes_AS_STRING(copied)
@@ -83,9 +83,9 @@ def crc32c_of_copy(const uint8_t[::1] data, uint32_t value=0):
 
 
 def crc32c_as_read(const uint8_t[::1] data, uint32_t value=0):
-    """The same as `crc32c`, made as it is of short records that are read (crc_copy.h), where the CPU can."""
+    """The result of `crc32c`. Where the CPU can, crc_copy.h computes it, as for short records that are read."""
     cdef size_t length = data.shape[0]
-    if length and crc_copy_known and length <= CRC_READ_MOST:
+    if length and crc_copy_known and length <= CRC_READ_MAX:
         return ~<uint32_t>crc_read(<uint32_t>~value, &data[0], length)
     return crc32c(data, value)
 

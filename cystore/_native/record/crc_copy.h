@@ -1,15 +1,15 @@
-/* CRC-32C of bytes while they are written: what was just stored cannot be loaded again at once, and the waits for
- * memory and those for the CRC instruction are the same time. And of short records that are read, where the package's
- * kernel would go word by word.
+/* CRC-32C of bytes while they are copied: the CPU cannot load bytes at once that it has just stored, and its waits for
+ * memory and for the CRC instruction overlap. Also CRC-32C of short records that are read: the package's kernel would
+ * process them word by word.
  *
- * Pieces go side by side, for the instruction takes a new word each cycle and gives its result after three. The
- * register of A followed by B is that of A, multiplied by x^(8 |B|) mod P, plus that of B begun with 0. Carry-less
- * multiplication of two reflected 32-bit polynomials gives their product divided by x, and the CRC instruction
- * multiplies by x^32 while it reduces mod P: so the table holds x^(8 n - 33) for n bytes.
+ * Several pieces are processed side by side: the CRC instruction takes a new word each cycle and gives its result after
+ * three. The register of A followed by B is the register of A, multiplied by x^(8 |B|) mod P, plus the register of B
+ * begun with 0. Carry-less multiplication of two reflected 32-bit polynomials gives their product times x, and the CRC
+ * instruction multiplies by x^32 while it reduces mod P. So the table holds x^(8 n - 33) for n bytes.
  *
- * The register has 32 bits; here it is held in 64, the upper ones 0, as crc32q takes and leaves it.
+ * The register has 32 bits. A 64-bit variable holds it, with 0 in the upper half, as crc32q takes and leaves it.
  *
- * The instructions stand in assembly, as functions that are compiled for one CPU cannot become part of those for
+ * The instructions are inline assembly, because a function that is compiled for one CPU cannot be inlined into code for
  * every CPU: SSE 4.2 and PCLMULQDQ on x86-64; the extensions crc (`crc32c*`) and aes (`pmull`) on ARM64. */
 #ifndef CYSTORE_CRC_COPY_H
 #define CYSTORE_CRC_COPY_H
@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* CYSTORE_CHECKSUM=portable in the environment: no CPU's own instructions, as on a CPU that has none. */
+/* CYSTORE_CHECKSUM=portable in the environment: uses no special instructions, as on a CPU without them. */
 static inline int crc_portable_wanted(void) {
     const char *wanted = getenv("CYSTORE_CHECKSUM");
     return wanted != NULL && strcmp(wanted, "portable") == 0;
@@ -28,7 +28,7 @@ static inline int crc_portable_wanted(void) {
 #define CRC_POWERS 4096 /* bytes that one multiplication steps over */
 #define CRC_COPY_THIRDS_FROM 192
 #define CRC_READ_THIRDS_FROM 96
-#define CRC_READ_MOST 6096 /* two thirds and less than 24 bytes are CRC_POWERS then */
+#define CRC_READ_MAX 6096 /* then two thirds and a rest of less than 24 bytes are at most CRC_POWERS */
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -57,17 +57,17 @@ static inline uint64_t crc_step_8(uint64_t crc, uint64_t words) {
     return crc;
 }
 
-/* x^-33 of it, not yet mod P. */
+/* crc * power, not reduced mod P yet. */
 static inline crc_wide crc_product(uint64_t crc, uint32_t power) {
     __m128i product = _mm_cvtsi32_si128((int)crc), factor = _mm_cvtsi32_si128((int)power);
     __asm__("pclmulqdq $0, %1, %0" : "+x"(product) : "x"(factor));
     return product;
 }
-static inline crc_wide crc_sum(crc_wide one, crc_wide other) { return _mm_xor_si128(one, other); }
+static inline crc_wide crc_sum(crc_wide a, crc_wide b) { return _mm_xor_si128(a, b); }
 static inline uint64_t crc_reduced(crc_wide product) { return crc_step_8(0, (uint64_t)_mm_cvtsi128_si64(product)); }
 #define CRC_KNOWN_CPU
 #elif defined(__aarch64__) && defined(__linux__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-/* The assembler is told of the extensions here, for the compiler may aim at CPUs without them. */
+/* The assembly names the extensions that it uses, because the compiler may aim at CPUs without them. */
 #include <arm_neon.h>
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -92,22 +92,22 @@ CRC_ARM_STEP(crc_step_4, uint32_t, "crc32cw", "%w1")
 CRC_ARM_STEP(crc_step_8, uint64_t, "crc32cx", "%1")
 #undef CRC_ARM_STEP
 
-/* x^-33 of it, not yet mod P. */
+/* crc * power, not reduced mod P yet. */
 static inline crc_wide crc_product(uint64_t crc, uint32_t power) {
     uint64x2_t product, left = vsetq_lane_u64(crc, vdupq_n_u64(0), 0), right = vsetq_lane_u64(power, vdupq_n_u64(0), 0);
     __asm__(".arch_extension aes\n\tpmull %0.1q, %1.1d, %2.1d" : "=w"(product) : "w"(left), "w"(right));
     return vgetq_lane_u64(product, 0);
 }
-static inline crc_wide crc_sum(crc_wide one, crc_wide other) { return one ^ other; }
+static inline crc_wide crc_sum(crc_wide a, crc_wide b) { return a ^ b; }
 static inline uint64_t crc_reduced(crc_wide product) { return crc_step_8(0, product); }
 #define CRC_KNOWN_CPU
 #endif
 
 #if defined(CRC_KNOWN_CPU)
 static uint32_t crc_powers[CRC_POWERS + 1];
-static int crc_copy_known; /* 0 where the CPU lacks an instruction */
+static int crc_copy_known; /* 0: the CPU lacks an instruction, or the environment forbids them */
 
-/* When the library is loaded that includes this. */
+/* Runs when a library that includes this file is loaded. */
 __attribute__((constructor)) static void crc_copy_init(void) {
     const uint32_t polynomial = 0x82F63B78u;
     uint32_t power = 0x80000000u; /* x^0 */
@@ -143,7 +143,7 @@ static inline uint64_t crc_word(const uint8_t *from) {
         at += sizeof piece;                      \
     } while (0)
 
-/* Copies; gives the register that was `crc` before. */
+/* Copies. Returns the register, which was `crc` before these bytes. */
 static inline uint64_t crc_copy_short(uint64_t crc, uint8_t *to, const uint8_t *from, size_t length) {
     size_t at = 0;
     for (; at + 32 <= length; at += 32) {
@@ -162,8 +162,8 @@ static inline uint64_t crc_copy_short(uint64_t crc, uint8_t *to, const uint8_t *
     return crc;
 }
 
-/* Copies; gives the register that was 0 before. Whole words alone: of the 8 bytes of 0 that stand before `from`, and
- * change nothing in a register of 0, it takes as many as are missing to one, and writes them before `to`. */
+/* Copies whole words. Returns the register, which was 0 before these bytes. 8 bytes of 0 precede `from`. The first word
+ * takes as many of them as it lacks, and they are written before `to`. They change nothing in a register of 0. */
 static inline uint64_t crc_copy_padded(uint8_t *to, const uint8_t *from, size_t length) {
     uint64_t crc = 0;
     size_t missing = -length & 7, at = 0, end = length + missing;
@@ -195,9 +195,9 @@ static inline uint64_t crc_copy_words(uint64_t crc, uint8_t *to, const uint8_t *
     return crc_copy_short(crc, to, from, length);
 }
 
-/* Without a copy, of at most CRC_READ_MOST bytes; gives the register that was `crc` before. Four pieces side by side:
- * thirds, and the rest of less than 24 bytes. The rest begins with what is no whole word: bytes of 0 before it change
- * nothing in a register of 0. */
+/* Reads at most CRC_READ_MAX bytes. Returns the register, which was `crc` before these bytes. Four pieces are processed
+ * side by side: the thirds, and a rest of less than 24 bytes. The rest begins with a part of a word, filled with bytes
+ * of 0 in front: they change nothing in a register of 0. */
 static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length) {
     if (length >= CRC_READ_THIRDS_FROM) {
         size_t third = length / 24 * 8, rest = length - 3 * third, odd = rest & 7;

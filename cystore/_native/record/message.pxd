@@ -13,21 +13,21 @@ cdef class PutResult:
 
 
 cdef class Message:
-    # A stored message points into `source` (a MappedFile, a view of one, or bytes), which it keeps alive; a message
-    # to be put has none.
+    # A stored message points into `source` (a MappedFile, a memoryview of it, or bytes) and keeps it alive. A message
+    # to be put has no source.
     cdef object source
     cdef const uint8_t* start
     cdef record_view view
     cdef object _topic, _body, _keys, _tags, _properties, _unique_key, _born_host, _store_host
     cdef int32_t _queue_id, _flag, _sys_flag, _reconsume_times, _delay_level
-    # of one to be put: the whole property string, in the place of keys, tags and properties
+    # of a message to be put: the whole property string, in the place of keys, tags and properties
     cdef bytes stored_properties
     cdef int64_t _born_timestamp_ms, _prepared_transaction_offset
 
 cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t size_bytes, int64_t store_timestamp_ms)
-# The message whose record stands at `at` in a mapped file; at most `limit` bytes belong to it. `verified`: its
+# The message whose record begins at `at` in a mapped file; at most `limit` bytes belong to it. `verified`: its
 # checksum was compared already, without the GIL. Raises CorruptRecordError.
 cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bint verified)
-# The message of a record that a kernel found with the window and verified; `before` (or None): the one before it,
-# most likely of the same topic, whose letters are not looked at again then. Raises CorruptRecordError.
+# The message of a record that a kernel found with the window and verified. `before` is the message before it, or None:
+# the letters of the same topic are not checked again. Raises CorruptRecordError.
 cdef Message found_message(LogWindow window, int64_t offset, Message before)

@@ -77,8 +77,7 @@ cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t
 
 
 cdef object _part_of(object source, const uint8_t* start, Py_ssize_t length):
-    """A memoryview of some bytes of `source`: of it whole, then narrowed. To take a slice would make three objects
-    more."""
+    """A memoryview of some bytes of `source`. It narrows a view of the whole: a slice would make three more objects."""
     cdef object view = PyMemoryView_FromObject(source)
     cdef Py_buffer* buffer = PyMemoryView_GET_BUFFER(view)
     buffer.buf = <void*>start
@@ -87,7 +86,7 @@ cdef object _part_of(object source, const uint8_t* start, Py_ssize_t length):
 
 
 def place_of(Message message not None):
-    """The place of a message that was read, as its put gave it."""
+    """The place of a message that was read, as its put returned it."""
     return put_result(message.physical_offset, message.queue_offset, message.size_bytes, message.store_timestamp_ms)
 
 
@@ -110,14 +109,14 @@ cdef class Message:
     """A message: made by you for `put_many`, or read from a store.
 
     `topic`, `queue_id`, `body`, `keys` (tuple of str), `tags` (str or None), `properties` (mapping of str to str),
-    `flag`, `delay_level` (0: none) and `expires_at_ms` are what a put takes; the rest is for programs that write what
-    RocketMQ clients and brokers would: `sys_flag`, `born_timestamp_ms` (default: now), `born_host` and `store_host`
-    ("address:port"), `reconsume_times`, `prepared_transaction_offset`, `unique_key` (property UNIQ_KEY).
+    `flag`, `delay_level` (0: none) and `expires_at_ms` are arguments of a put. The others are for programs that write
+    messages as RocketMQ clients and brokers do: `sys_flag`, `born_timestamp_ms` (default: now), `born_host` and
+    `store_host` ("address:port"), `reconsume_times`, `prepared_transaction_offset`, `unique_key` (property UNIQ_KEY).
 
-    On a stored message `body` is a read-only memoryview of the stored bytes that keeps its file mapped (sys flag 1:
-    still compressed), `properties` holds all of the record's, and `queue_offset`, `physical_offset`, `size_bytes`,
-    `store_timestamp_ms` and `body_crc` (the record's checksum field) are set; on one of yours they are None. Source:
-    MessageExt, MessageDecoder.
+    `body` of a stored message is a read-only memoryview of the stored bytes that keeps its file mapped (sys flag 1:
+    still compressed), and `properties` holds all properties of the record. `queue_offset`, `physical_offset`,
+    `size_bytes`, `store_timestamp_ms` and `body_crc` (the record's checksum field) are set; on a message of yours they
+    are None. Source: MessageExt, MessageDecoder.
     """
 
     def __init__(self, *, topic, body, queue_id=0, keys=(), tags=None, properties=None, flag=0, sys_flag=0,
@@ -195,12 +194,12 @@ cdef class Message:
 
     @property
     def delay_level(self):
-        """What was asked for, 0 is none; a delivered message still says how long it was delayed."""
+        """The delay level that the put asked for; 0: none. A delivered message keeps it."""
         return self._delay_level if self.source is None else delay_level_of(self.properties)
 
     @property
     def expires_at_ms(self):
-        """From when on reads leave the message out, ms since the epoch; None: never."""
+        """The time from which reads leave the message out, ms since the epoch; None: never."""
         text = (self.properties or {}).get("EXPIRES_AT_MS", "")
         return int(text) if text.isascii() and text.isdecimal() else None
 
@@ -259,7 +258,7 @@ cdef class Message:
         return "cystore" if self.view.magic == RECORD_MAGIC_CYSTORE else "rocketmq"
 
     def __reduce__(self):
-        """A copy owns its bytes: of a stored message it has the whole record, of one to be put what was given."""
+        """A copy owns its bytes: the whole record of a stored message, or the arguments of a message to be put."""
         if self.source is not None:
             return _rebuild_stored, (self.start[:self.view.total_size],)
         body = bytes(memoryview(self._body)) if PyObject_CheckBuffer(self._body) else self._body
@@ -293,7 +292,7 @@ cdef inline void _take_over(Message message, const uint8_t* start) noexcept:
 
 
 cdef inline int _read(Message message, const uint8_t* start, size_t limit, int64_t where, MappedFile file) except -1:
-    """Reads a verified record into a new message. What the view says of a topic is of the record before, or nothing."""
+    """Reads a verified record into a new message. The view's topic is that of the record before, or NULL."""
     cdef int status = record_read(start, limit, &message.view)
     if status != RECORD_OK:
         _refuse(status, where, file.path)
@@ -362,7 +361,7 @@ cdef Message found_message(LogWindow window, int64_t offset, Message before):
 
 
 def delay_level_of(properties):
-    """The level that stored properties name, as Java's Integer.parseInt reads it; 0 for what it refuses."""
+    """The level that stored properties name, as Java's Integer.parseInt reads it; 0 for text that it refuses."""
     text = properties.get("DELAY", "")
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not (digits.isascii() and digits.isdecimal()):
@@ -375,9 +374,9 @@ def delay_level_of(properties):
 def due_message(Message source not None, str topic not None, int32_t queue_id, bytes properties not None,
                 int32_t reconsume_times=-1,
                 int32_t sys_flag=-1, int64_t prepared_transaction_offset=0):
-    """A message to be put: a stored one on its way to another topic, with this property string. Times, hosts, flags
-    and body are the source's (ScheduleMessageService.messageTimeup), and so are the number of its consumptions and
-    its sys flag, unless others are given."""
+    """A message to be put that moves a stored message to another topic, with this property string. Times, hosts, flag
+    and body come from the source (ScheduleMessageService.messageTimeup). So do `reconsume_times` and `sys_flag`, unless
+    the caller gives them."""
     cdef Message message = Message.__new__(Message)
     if source.source is None:
         raise MessageIllegalError("the source must be a stored message")
@@ -396,14 +395,14 @@ def due_message(Message source not None, str topic not None, int32_t queue_id, b
 
 
 def message_at(MappedFile file not None, Py_ssize_t at, Py_ssize_t limit):
-    """The message whose record stands at `at` in a mapped file, of whose bytes it may use `limit`."""
+    """The message whose record begins at `at` in a mapped file; at most `limit` bytes belong to it."""
     return stored_message(file, at, limit, False)
 
 
 cdef int _walk(const uint8_t* p, int64_t base, int64_t* at, int64_t end, int64_t length, int64_t* begins, int room,
                int* status) noexcept nogil:
-    """Verifies records one after the other, from `at` (which moves on), and counts them. It ends behind about
-    WALK_BYTES, behind a blank, or with a `status` that is not RECORD_OK."""
+    """Verifies and counts records one after the other from `at`, and moves `at` on. Ends after about WALK_BYTES, after
+    a blank, or with a `status` that is not RECORD_OK."""
     cdef record_view v
     cdef int count = 0
     cdef int64_t begin = at[0]
@@ -425,11 +424,10 @@ cdef int _walk(const uint8_t* p, int64_t base, int64_t* at, int64_t end, int64_t
 
 
 def messages_in(MappedFile file not None, Py_ssize_t at, Py_ssize_t end, Py_ssize_t max_count):
-    """Up to `max_count` records that stand one after the other in [at, end) of a mapped file, and where the next
-    begins: the end of the file behind a blank. At most 256 records, and about 4 MiB or one record, so that no call
-    takes long.
+    """Up to `max_count` messages from consecutive records in [at, end) of a mapped file, and the place of the next
+    record (after a blank: the end of the file). A call reads at most 256 records and about 4 MiB, or one longer record.
 
-    The records are verified without the GIL. Raises CorruptRecordError; what stands before the damage is given first.
+    The records are verified without the GIL. Raises CorruptRecordError when the first of them is damaged.
     """
     cdef list found = []
     cdef int64_t[WALK_RECORDS] begins
@@ -444,7 +442,7 @@ def messages_in(MappedFile file not None, Py_ssize_t at, Py_ssize_t end, Py_ssiz
     with nogil:
         count = _walk(address, base, &next, end, length, &begins[0], room, &status)
     if count == 0 and status != RECORD_OK:
-        reason = "the record names another offset than its own" if status == RECORD_BAD_POSITION \
+        reason = "the record's physical offset differs from its place" if status == RECORD_BAD_POSITION \
             else f"the record is damaged: {STATUS_NAMES[status]}"
         raise CorruptRecordError(reason, path=file.path, offset=file.base + at)
     for i in range(count):
@@ -458,8 +456,8 @@ def message_of(bytes record not None, int64_t physical_offset=-1, str path=None)
 
 
 def parse_properties(bytes data):
-    """Stored properties as a dict, in their order; pairs with an empty name or value are skipped, the first of a name
-    stays where it is and the last wins (MessageDecoder.string2messageProperties)."""
+    """Stored properties as a dict, in their order. Skips pairs with an empty name or value. A repeated name keeps its
+    first place and its last value (MessageDecoder.string2messageProperties)."""
     cdef const uint8_t* at = <const uint8_t*><const char*>data
     cdef const uint8_t* end = at + len(data)
     cdef property_view pair

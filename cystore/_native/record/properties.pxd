@@ -14,17 +14,17 @@ cdef extern from "Python.h":
     PyObject* PyTuple_GET_ITEM(object of, Py_ssize_t place)
 
 cdef enum:
-    FIRST_IN_TEXT = PROPERTY_END + 1  # those below separate properties
+    FIRST_IN_TEXT = PROPERTY_END + 1  # the characters below separate properties
     FIRST_IN_KEY = 33       # a space separates keys
 
 
-# A growing buffer for the property strings of one call: the first bytes may be the caller's stack.
+# A growing buffer for the property strings of one call. It may begin on the caller's stack.
 cdef struct property_buffer:
     uint8_t* start
     int32_t length
     int32_t capacity
     bint on_heap            # `start` came from malloc and belongs to the buffer
-    bint expires            # one of the properties says when the message expires
+    bint expires            # a property says when the message expires
 
 cdef int grow_properties(property_buffer* buffer, Py_ssize_t more) except -1
 
@@ -40,8 +40,8 @@ cdef inline uint64_t has_less(uint64_t word, uint64_t bound) noexcept nogil:
 
 
 cdef inline uint64_t copy_text(uint8_t* target, const char* data, Py_ssize_t length, uint64_t bound) noexcept nogil:
-    """Copies; not 0 when one of the bytes is less than `bound`. The words at the end overlap: no text is read beyond
-    its end."""
+    """Copies a text. Returns not 0 when one of its bytes is less than `bound`. The words at the end overlap, so no text
+    is read beyond its end."""
     cdef uint64_t word, last, found = 0
     cdef uint32_t low, high
     cdef Py_ssize_t i
@@ -72,14 +72,14 @@ cdef inline uint64_t copy_text(uint8_t* target, const char* data, Py_ssize_t len
     return found
 
 
-# Appends one message's property string and returns its length. The four are borrowed. Raises MessageIllegalError.
+# Appends one message's property string and returns its length. The objects are borrowed. Raises MessageIllegalError.
 cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties,
                             PyObject* unique_key) except -1
 
 
 cdef inline uint8_t* put_ascii(uint8_t* at, uint8_t* limit, const char* name, PyObject* text, uint64_t bound) noexcept:
-    """One property with a name of four characters, given with its 0x01 and three bytes that the text overwrites. NULL
-    when the text is not short ASCII without separators."""
+    """Writes one property and returns its end. `name` is four characters, 0x01 and three bytes that the text
+    overwrites. NULL when the text is not short ASCII without separators."""
     cdef Py_ssize_t length
     if not PyUnicode_CheckExact(<object>text) or not PyUnicode_IS_COMPACT_ASCII(<object>text):
         return NULL
@@ -93,7 +93,7 @@ cdef inline uint8_t* put_ascii(uint8_t* at, uint8_t* limit, const char* name, Py
 
 
 cdef inline PyObject* only_key(PyObject* keys) noexcept:
-    """The one key that nearly every message has, or None; anything else as it is."""
+    """The key of a tuple with one key, None for an empty tuple; any other object unchanged."""
     if PyTuple_CheckExact(<object>keys):
         if PyTuple_GET_SIZE(<object>keys) == 1:
             return PyTuple_GET_ITEM(<object>keys, 0)
@@ -103,8 +103,8 @@ cdef inline PyObject* only_key(PyObject* keys) noexcept:
 
 
 cdef inline int put_ascii_properties(property_buffer* buffer, PyObject* keys, PyObject* tags) noexcept:
-    """The same for at most one key and a tag, short and in ASCII, as nearly every message has them. -1 when it is not
-    so."""
+    """Appends at most one key and a tag, both short ASCII, as nearly every message has them. Returns their length, or
+    -1 when they are not so."""
     cdef uint8_t* begin = buffer.start + buffer.length
     cdef uint8_t* limit = buffer.start + buffer.capacity
     cdef uint8_t* at = begin
@@ -134,10 +134,10 @@ cdef inline int put_properties(property_buffer* buffer, PyObject* keys, PyObject
     return length if length >= 0 else put_any_properties(buffer, keys, tags, properties, unique_key)
 
 
-# Adds to the property string that began at `begin` when the message expires. Returns its length.
+# Adds the expiry time to the property string that began at `begin`. Returns the string's length.
 cdef int put_expiry(property_buffer* buffer, int32_t begin, int64_t expires_at_ms) except -1
 
-# Adds to the property string that began at `begin` how long the message is to be delayed, and where it goes then (no
-# topic: that is said elsewhere). Returns its length.
+# Adds the delay level to the property string that began at `begin`, and the topic and queue of the delivery unless
+# `topic` is NULL. Returns the string's length.
 cdef int put_delay(property_buffer* buffer, int32_t begin, int32_t level, const uint8_t* topic, int32_t topic_len,
                    int32_t queue_id) except -1

@@ -42,11 +42,11 @@ cdef int grow_properties(property_buffer* buffer, Py_ssize_t more) except -1:
     cdef uint8_t* start
     capacity = 2 * (buffer.length + more)
     if capacity > 0x3FFFFFFF:
-        raise MessageIllegalError("properties: too much in one call")
+        raise MessageIllegalError("properties: too many bytes in one call")
     start = <uint8_t*>malloc(capacity)
     if start == NULL:
         raise MemoryError()
-    if buffer.length:  # the first of a batch has no buffer to copy from
+    if buffer.length:  # the first message of a batch has no buffer yet
         memcpy(start, buffer.start, buffer.length)
     if buffer.on_heap:
         free(buffer.start)
@@ -72,7 +72,7 @@ cdef const char* _utf8(object text, str field, Py_ssize_t* length) except NULL:
 
 
 cdef int _check_text(object text, str field, bint is_key) except -1:
-    """For text with a control character, or a space in a key: refuses the separators."""
+    """Refuses the separators. Called for text with a control character, and for a key with a space."""
     if is_key and _has(text, 32):
         raise MessageIllegalError(f"{field}: {exact_text(field, text, MessageIllegalError)!r} contains a "
                                   "space; give several keys as a tuple")
@@ -150,7 +150,7 @@ cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* t
 
 
 cdef int _check_expiry(object value) except -1:
-    """For the property as text; reads parse it without checks."""
+    """Checks the property as text, because reads parse it without checks."""
     value = exact_text("properties['EXPIRES_AT_MS']", value, MessageIllegalError)
     if not (value.isascii() and value.isdecimal() and len(value) <= <Py_ssize_t>DUE_TIME_DIGITS and int(value) > 0):
         raise MessageIllegalError(f"properties['EXPIRES_AT_MS']: must be a time in ms since the epoch, not {value!r}")
@@ -158,10 +158,10 @@ cdef int _check_expiry(object value) except -1:
 
 
 cdef int _put_pairs(property_buffer* buffer, object properties, int32_t begin) except -1:
-    """The user's properties."""
+    """Appends the user's properties."""
     try:
         pairs = [(name, value) for name, value in properties.items()]
-    except (AttributeError, TypeError, ValueError) as error:  # no method `items`, or one that gives no pairs
+    except (AttributeError, TypeError, ValueError) as error:  # no method `items`, or it gives no pairs
         raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__} ({error})") from None
     for name, value in pairs:
         name = exact_text("properties", name, MessageIllegalError)
@@ -232,8 +232,7 @@ def find_property(const uint8_t[::1] properties, bytes name):
 
 
 def light_places(bytes properties not None, int64_t physical_offset):
-    """The light queues of a record with these stored properties, which stands at `physical_offset`: (topic, queue
-    offset) of each."""
+    """(topic, queue offset) of each light queue of a record at `physical_offset` with these stored properties."""
     cdef record_view v
     cdef light_queues left
     cdef light_place place
@@ -248,33 +247,33 @@ def light_places(bytes properties not None, int64_t physical_offset):
 
 
 def queues_of(Message message not None):
-    """The queues that a stored message has a queue offset in: (topic, queue id, queue offset) of its own one, then of
-    its light ones."""
+    """The queues in which a stored message has a queue offset: (topic, queue id, queue offset) of its own queue, then
+    of its light queues."""
     own = message.topic, message.queue_id, message.queue_offset
     light = light_places(message.properties_bytes or b"", message.physical_offset)
     return [own, *[(topic, 0, queue_offset) for topic, queue_offset in light]]
 
 
 def changed_properties(bytes stored, new not None, without=()):
-    """A stored property string less the pairs with a name in `new` or `without`, and with the pairs of `new` at its
-    end. All other pairs stay as they are."""
-    gone = {name.encode() for name in (*new, *without)}
-    kept = [pair for pair in (stored or b"").split(b"\x02") if pair and pair.partition(b"\x01")[0] not in gone]
-    return b"\x02".join([*kept, *[f"{name}\x01{value}".encode() for name, value in new.items()]])
+    """A stored property string without the pairs with a name in `new` or `without`, and with the pairs of `new` at its
+    end. All other pairs stay unchanged."""
+    dropped = {name.encode() for name in (*new, *without)}
+    remaining = [pair for pair in (stored or b"").split(b"\x02") if pair and pair.partition(b"\x01")[0] not in dropped]
+    return b"\x02".join([*remaining, *[f"{name}\x01{value}".encode() for name, value in new.items()]])
 
 
 def message_for_topic(Message message not None, str topic not None, int32_t queue_id, bytes notes not None,
                  bytes host not None):
-    """A message to be put to a topic that keeps it for its own one. It is checked as for a put to its own topic, but
-    for its length; `notes` are more properties, as stored. Raises MessageIllegalError."""
+    """A message to be put to `topic`, which holds it for its own topic. It passes the checks of a put to its own topic,
+    except for its length. `notes` are more properties, as stored. Raises MessageIllegalError."""
     cdef property_buffer buffer
     cdef uint8_t[SHORT] room
     cdef Py_ssize_t length = 0
-    cdef Message kept = Message.__new__(Message)
+    cdef Message copy = Message.__new__(Message)
     cdef str name = exact_text("topic", message._topic, MessageIllegalError)
     cdef const char* own = PyUnicode_AsUTF8AndSize(name, &length)
     if message.source is not None:
-        raise MessageIllegalError("the message must be one to be put")
+        raise MessageIllegalError("the message must not be a stored message")
     if own == NULL or not topic_valid(<const uint8_t*>own, length):
         PyErr_Clear()
         raise MessageIllegalError(f"topic: {name!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, "
@@ -290,12 +289,12 @@ def message_for_topic(Message message not None, str topic not None, int32_t queu
     finally:
         if buffer.on_heap:
             free(buffer.start)
-    kept.stored_properties = b"\x02".join([each for each in (own_properties, notes) if each])
-    kept._topic, kept._queue_id = topic, queue_id
-    kept._body = exact_bytes(message._body)
-    kept._flag, kept._sys_flag = message._flag, message._sys_flag
-    kept._reconsume_times = message._reconsume_times
-    kept._born_timestamp_ms = message._born_timestamp_ms
-    kept._born_host = host if message._born_host is None else message._born_host
-    kept._store_host = message._store_host
-    return kept
+    copy.stored_properties = b"\x02".join([each for each in (own_properties, notes) if each])
+    copy._topic, copy._queue_id = topic, queue_id
+    copy._body = exact_bytes(message._body)
+    copy._flag, copy._sys_flag = message._flag, message._sys_flag
+    copy._reconsume_times = message._reconsume_times
+    copy._born_timestamp_ms = message._born_timestamp_ms
+    copy._born_host = host if message._born_host is None else message._born_host
+    copy._store_host = message._store_host
+    return copy

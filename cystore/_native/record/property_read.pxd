@@ -1,15 +1,15 @@
-"""The one cursor over the properties of a record, and the one over its keys; and what consume queue and index hold of
-them: the tags code, and the keys in the order they are entered.
+"""The cursor over the properties of a record, and the cursor over its keys. Also the values that consume queue and
+index take from them: the tags code, and the keys in the order they are entered.
 
 A property is a name, a byte of 1, a value; a byte of 2 separates two of them. Where a name repeats, its last pair
 counts. A blank separates two keys. Source: MessageDecoder.string2messageProperties of RocketMQ 4.9.3.
 
-Also the light queues of a record (RocketMQ's LMQ): queues that it is in beside its own one. Each is queue 0 of a topic
-that begins with %LMQ%.
+Also the light queues of a record (RocketMQ's LMQ): queues that hold it beside its own queue. Each is queue 0 of a
+topic that begins with %LMQ%.
 
 The property INNER_MULTI_DISPATCH names them, and INNER_MULTI_QUEUE_OFFSET has a queue offset for each, in the same
 order. A writer enters the offsets under the append lock. So a record with both is in these queues, whatever the
-settings are by now. Source: MultiDispatch and ConsumeQueue.multiDispatchLmqQueue of RocketMQ 4.9.3.
+settings are now. Source: MultiDispatch and ConsumeQueue.multiDispatchLmqQueue of RocketMQ 4.9.3.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
@@ -27,13 +27,13 @@ from cystore._native.record.record_read cimport topic_valid
 from cystore._native.record.record_view cimport record_view
 
 cdef enum:
-    DUE_TIME_DIGITS = 17        # DELAY_PROPERTY_ROOM has room for so many
+    DUE_TIME_DIGITS = 17        # DELAY_PROPERTY_ROOM has room for them
     KEY_END = 32                # a blank
     LIGHT_SEPARATOR = 44        # a comma
     LIGHT_OFFSET_DIGITS = 17
-    # A record cannot name more: its properties have at most 32,767 bytes together, a name six and an offset two.
+    # A record cannot name more: its properties have at most 32,767 bytes, a name has at least six and an offset two.
     LIGHT_QUEUES_READ = 4096
-    # Both names, and the shortest values.
+    # The bytes of both names, and of the shortest values.
     LIGHT_PROPERTIES_BYTES = PROPERTY_INNER_MULTI_DISPATCH_BYTES + PROPERTY_INNER_MULTI_QUEUE_OFFSET_BYTES + 10
 
 # One name and value inside a record's properties.
@@ -55,15 +55,15 @@ cdef struct known_properties:
 
 cdef struct derived:
     int64_t tags_code
-    bint delayed                # waits for its time, which stands in the place of a tags code
-    int64_t due_ms              # of a message that was carried forward: the record itself says when it is due; else 0
+    bint delayed                # waits for its due time, which takes the place of the tags code
+    int64_t due_ms              # due time that the record itself names: the message was carried forward; else 0
     property_view unique
     property_view light
     property_view light_offsets
-    const uint8_t* keys         # what is left of them
+    const uint8_t* keys         # the keys that are left
     const uint8_t* keys_end
 
-# What is left of a record's light queues.
+# The light queues of a record that are left.
 cdef struct light_queues:
     const uint8_t* names
     const uint8_t* names_end
@@ -78,8 +78,8 @@ cdef struct light_place:
 
 
 cdef inline bint property_next(const uint8_t** at, const uint8_t* end, property_view* found) noexcept nogil:
-    """The pair that starts at or behind `at`, which moves on; False at the end. A pair with an empty name or value is
-    skipped."""
+    """Finds the next pair from `at` on, and moves `at` behind it; False at the end. Skips a pair with an empty name or
+    value."""
     cdef const uint8_t* begin
     cdef const uint8_t* pair_end
     cdef const uint8_t* split
@@ -142,7 +142,7 @@ cdef inline void known_take(known_properties* known, const property_view* pair) 
 
 
 cdef inline void read_known(const record_view* v, known_properties* known) noexcept nogil:
-    """In one pass over the properties."""
+    """Fills `known` in one pass over the properties."""
     cdef const uint8_t* at = v.properties
     cdef property_view pair
     known_begin(known, v)
@@ -151,7 +151,7 @@ cdef inline void read_known(const record_view* v, known_properties* known) noexc
 
 
 cdef inline bint key_next(const uint8_t** at, const uint8_t* end, const uint8_t** key, size_t* length) noexcept nogil:
-    """The key that starts at or behind `at`, which moves on; False when there are no more. Empty ones are skipped."""
+    """Finds the next key from `at` on, and moves `at` behind it; False when there are no more. Skips empty keys."""
     cdef const uint8_t* key_end
     while at[0] < end:
         key[0] = at[0]
@@ -200,7 +200,7 @@ cdef inline int64_t derive_due_time(const uint8_t* text, int length) noexcept no
 
 cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int delay_levels,
                               derived* d) noexcept nogil:
-    """`delay_ms`: level 1 first."""
+    """Fills `d` from a record. `delay_ms` are the delays of all levels, level 1 first."""
     cdef known_properties known
     cdef int64_t level
     read_known(v, &known)
@@ -247,7 +247,7 @@ cdef inline bint light_name(const uint8_t* topic, int64_t length) noexcept nogil
 
 
 cdef inline int64_t _parts(const uint8_t* at, const uint8_t** end) noexcept nogil:
-    """How many parts String.split gives; empty ones at the end are cut off."""
+    """The number of parts that String.split gives. Moves `end` to cut off empty parts there."""
     cdef int64_t count = 1
     while end[0] > at and (end[0] - 1)[0] == LIGHT_SEPARATOR:
         end[0] -= 1
@@ -261,7 +261,7 @@ cdef inline int64_t _parts(const uint8_t* at, const uint8_t** end) noexcept nogi
 
 cdef inline bint light_of(const record_view* v, const property_view* names, const property_view* offsets,
                           light_queues* q) noexcept nogil:
-    """The light queues by the two properties of a record. False when it is in none."""
+    """Finds a record's light queues by its two properties. False when it is in none."""
     if names.value_len == 0 or offsets.value_len == 0:
         return False
     q.names, q.names_end = names.value, names.value + names.value_len
@@ -271,7 +271,7 @@ cdef inline bint light_of(const record_view* v, const property_view* names, cons
 
 
 cdef inline bint light_begin(const record_view* v, light_queues* q) noexcept nogil:
-    """Looks for a record's light queues. False when it is in none."""
+    """Finds a record's light queues. False when it is in none."""
     cdef known_properties known
     if v.properties_len < LIGHT_PROPERTIES_BYTES:
         return False
@@ -280,7 +280,7 @@ cdef inline bint light_begin(const record_view* v, light_queues* q) noexcept nog
 
 
 cdef inline int64_t _number(const uint8_t* text, int64_t length) noexcept nogil:
-    """-1 for anything but a number of digits."""
+    """The number; -1 for any text but digits."""
     cdef int64_t i, value = 0
     if not 0 < length <= LIGHT_OFFSET_DIGITS:
         return -1
@@ -297,8 +297,8 @@ cdef inline const uint8_t* _part_end(const uint8_t* at, const uint8_t* end) noex
 
 
 cdef inline bint light_next(light_queues* q, light_place* place) noexcept nogil:
-    """The next light queue; False when there are no more. Names of other topics are skipped, and so are offsets that
-    cannot be: each message before took some room of the log."""
+    """The next light queue; False when there are no more. Skips names of other topics, and offsets that are impossible:
+    each earlier message of the queue took room of the log."""
     cdef const uint8_t* name_end
     cdef const uint8_t* offset_end
     while q.names < q.names_end and q.offsets < q.offsets_end:
@@ -314,7 +314,7 @@ cdef inline bint light_next(light_queues* q, light_place* place) noexcept nogil:
 
 
 cdef inline int64_t light_offset(const record_view* v, const uint8_t* topic, int topic_len) noexcept nogil:
-    """The record's queue offset in a light queue; -1 when it is not in that one."""
+    """The record's queue offset in a light queue; -1 when it is not in that queue."""
     cdef light_queues left
     cdef light_place place
     if not light_name(topic, topic_len) or not light_begin(v, &left):

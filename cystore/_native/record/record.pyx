@@ -14,8 +14,8 @@ STATUS_NAMES: tuple[str, ...] = (
 
 
 cdef uint32_t text_character(const uint8_t* text, size_t length, size_t* at) noexcept nogil:
-    """The character at `at`, which moves behind it. What is not UTF-8 is U+FFFD, one for each longest piece that
-    could have begun a character; an encoded surrogate is such a piece as a whole, as Java has it."""
+    """The character at `at`; moves `at` behind it. Bytes that are not UTF-8 become U+FFFD, one for each longest piece
+    that could begin a character. An encoded surrogate is one such piece, as in Java."""
     cdef uint32_t point = text[at[0]]
     cdef uint8_t low = 0x80
     cdef uint8_t high = 0xBF
@@ -44,7 +44,7 @@ cdef uint32_t text_character(const uint8_t* text, size_t length, size_t* at) noe
 
 
 cdef int32_t java_hash(int32_t seed, const uint8_t* text, size_t length) noexcept nogil:
-    """Over UTF-16 units."""
+    """Hashes the UTF-16 units of the text."""
     cdef uint32_t h = <uint32_t>seed
     cdef uint32_t point
     cdef size_t i = 0

@@ -1,5 +1,5 @@
-"""The one cursor over records: a record is read where it stands, and its checksum is compared. It is compiled into each
-walk over a log, which then reads no more than it needs.
+"""The cursor over records: it reads a record in place and compares its checksum. It is compiled into each walk over a
+log, so a walk reads no more than it needs.
 
 A walk calls `walk_begin` once, then `record_at` for each record, and adds `total_size` to its position.
 
@@ -29,7 +29,7 @@ cdef extern from "topic_bytes.h" nogil:
 
 cdef extern from "crc_copy.h" nogil:
     enum:
-        CRC_READ_MOST
+        CRC_READ_MAX
     int crc_copy_known
     uint64_t crc_read(uint64_t crc, const uint8_t* source, size_t length)
     uint64_t crc_step_8(uint64_t crc, uint64_t words)
@@ -46,8 +46,8 @@ cdef inline bint topic_valid(const uint8_t* topic, Py_ssize_t length) noexcept n
 
 
 cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) noexcept nogil:
-    """Fills `v` from the bytes at `p`; no length is used before it is checked against what is left. `v` is what was
-    made of the record before, from the same bytes, or its topic is NULL."""
+    """Fills `v` from the bytes at `p`. Checks each length against the bytes that are left before it uses it. `v` holds
+    the record before this record, from the same memory, or its topic is NULL."""
     cdef const uint8_t* last_topic = v.topic
     cdef int last_topic_len = v.topic_len
     cdef size_t at = RECORD_PREFIX_BYTES
@@ -110,10 +110,10 @@ cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) 
 
 
 cdef inline uint32_t record_checksum(const uint8_t* p, const record_view* v) noexcept nogil:
-    """What the checksum field of a parsed record should hold."""
+    """The value that the checksum field of a parsed record should hold."""
     cdef uint64_t head
     if v.magic == RECORD_MAGIC_CYSTORE:
-        if crc_copy_known and v.total_size <= CRC_READ_MOST:
+        if crc_copy_known and v.total_size <= CRC_READ_MAX:
             memcpy(&head, p, RECORD_CHECKSUM_FIELD_AT)
             return ~<uint32_t>crc_read(crc_step_8(0xFFFFFFFFu, head), p + RECORD_CHECKED_AT,
                                        <size_t>v.total_size - RECORD_CHECKED_AT)
@@ -123,23 +123,23 @@ cdef inline uint32_t record_checksum(const uint8_t* p, const record_view* v) noe
 
 
 cdef inline bint record_intact(const uint8_t* p, const record_view* v) noexcept nogil:
-    # RocketMQ does not look at the checksum of an empty body, and its batch encoder writes one; neither do we.
+    # RocketMQ's batch encoder writes a checksum of an empty body, but RocketMQ does not check it. Nor does cystore.
     if v.magic == RECORD_MAGIC_ROCKETMQ and v.body_len == 0:
         return True
     return v.checksum == record_checksum(p, v)
 
 
 cdef inline void walk_begin(record_view* v) noexcept nogil:
-    """No record was read before."""
+    """Begins a walk: no record was read before."""
     memset(v, 0, sizeof(record_view))
 
 
 cdef inline int record_at(const uint8_t* p, size_t available, int64_t position, int64_t file_end, bint verifies,
                           record_view* v) noexcept nogil:
-    """One step of a walk: what stands at `position` of the log, in the file that ends at `file_end`.
+    """One step of a walk: reads the record at `position` of the log, in the file that ends at `file_end`.
 
-    RECORD_OK: a record of that place, with a right checksum if the walk `verifies`. RECORD_BLANK: a blank that fills
-    the file. Any other RecordStatus says what is wrong, or that the record runs past the `available` bytes."""
+    RECORD_OK: the record belongs there, and its checksum is right if the walk `verifies`. RECORD_BLANK: a blank fills
+    the rest of the file. Any other RecordStatus names the damage, or the record runs past the `available` bytes."""
     cdef int status = record_read(p, available, v)
     if status == RECORD_OK:
         if v.physical_offset != position:

@@ -1,4 +1,4 @@
-"""What is told of a record that was read, and whether two of its short texts are the same."""
+"""The fields of a record that was read, and a comparison of short texts."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
@@ -12,7 +12,7 @@ cdef enum RecordStatus:
     RECORD_BAD_LENGTH = 5   # lengths inside the record contradict each other
     RECORD_BAD_TOPIC = 6
     RECORD_BAD_CHECKSUM = 7
-    RECORD_BAD_POSITION = 8  # its physical offset is not where it stands
+    RECORD_BAD_POSITION = 8  # its physical offset differs from its place
 
 # A parsed record: numbers in native order, pointers into the bytes it was parsed from.
 cdef struct record_view:
@@ -41,8 +41,8 @@ cdef struct record_view:
 
 
 cdef inline bint same_text(const uint8_t* a, const uint8_t* b, int length) noexcept nogil:
-    """memcmp of topics, names and values, most of them without a call: the first and the last bytes meet or overlap in
-    texts of at most 16 bytes."""
+    """Compares two texts, most of them without a call of memcmp: the first and the last bytes meet or overlap in texts
+    of at most 16 bytes."""
     cdef uint64_t first, last, wanted_first, wanted_last
     cdef uint32_t half, last_half, wanted_half, wanted_last_half
     if length > 16:

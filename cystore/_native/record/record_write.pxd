@@ -1,4 +1,4 @@
-"""One record, written into its place, with its checksum computed on the way (crc_copy.h)."""
+"""Writes one record into its place and computes its checksum on the way (crc_copy.h)."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -30,14 +30,13 @@ cdef extern from "crc_copy.h" nogil:
     uint64_t bswap64 "__builtin_bswap64"(uint64_t v)
 
 
-# One message on its way into the log. What it points to is kept by the caller; the last part is filled by the kernel.
+# One message on its way into the log. The caller keeps the memory that it points to; the kernel fills the last part.
 cdef struct append_item:
     const uint8_t* body
     const uint8_t* topic
     const uint8_t* properties
-    # topic and properties with their lengths, as they stand in a record, behind 8 bytes of 0;
+    # topic and properties with their lengths, as in a record, behind 8 bytes of 0; NULL: `topic` and `properties` count
     const uint8_t* tail
-                                    # or NULL: each by itself
     const uint8_t* born_host
     const uint8_t* store_host
     int32_t body_len
@@ -46,13 +45,13 @@ cdef struct append_item:
     int32_t born_host_len
     int32_t store_host_len
     int32_t size
-    int32_t light_count             # light queues (light.pxd)
-    int32_t light_base              # length of the properties before the queue offsets there are added, under the lock
+    int32_t light_count             # number of light queues (light.pxd)
+    int32_t light_base              # length of the properties without the offsets in light queues, which the lock gives
     int32_t queue_id
     int32_t flag
     int32_t sys_flag
     int32_t reconsume_times
-    int64_t born_timestamp          # -1: when it is appended
+    int64_t born_timestamp          # -1: the time of the append
     int64_t prepared_transaction_offset
     uint32_t body_checksum
     bint has_body_checksum          # computed before the lock
@@ -60,10 +59,10 @@ cdef struct append_item:
     int64_t physical_offset
     int64_t queue_offset
     int64_t store_timestamp
-    int32_t light_at                # of their names among the properties
+    int32_t light_at                # place of the light queues' names in the properties
     int32_t light_len
 
-# `summing` is a constant wherever these are called: two functions come of each.
+# Each caller passes a constant `summing`, so the compiler makes two functions of each function.
 
 cdef inline uint64_t put_be16(uint8_t* at, uint16_t v, uint64_t crc, bint summing) noexcept nogil:
     store_be16(at, v)
@@ -84,7 +83,7 @@ cdef inline uint64_t put_bytes(uint8_t* at, const uint8_t* source, size_t length
                                bint summing) noexcept nogil:
     if summing:
         return crc_copy_short(crc, at, source, length)
-    if length:  # without any the pointer may be NULL
+    if length:  # the pointer of an empty text may be NULL
         memcpy(at, source, length)
     return crc
 
@@ -100,7 +99,7 @@ cdef inline uint64_t put_host(uint8_t* at, const uint8_t* packed, int32_t length
 
 
 cdef inline uint64_t write_head(uint8_t* p, const append_item* item, uint32_t magic, bint summing) noexcept nogil:
-    """What comes before the body, but for the checksum field. Gives the CRC register."""
+    """Writes the fields before the body, except the checksum field. Returns the CRC register."""
     cdef uint8_t* at = p + RECORD_PREFIX_BYTES
     cdef uint64_t crc = 0xFFFFFFFFu
     crc = put_be64(p + RECORD_TOTAL_SIZE_AT, <uint64_t><uint32_t>item.size << 32 | magic, crc, summing)
@@ -122,7 +121,7 @@ cdef inline uint64_t write_head(uint8_t* p, const append_item* item, uint32_t ma
 
 
 cdef inline uint64_t write_tail(uint8_t* at, const append_item* item, bint summing) noexcept nogil:
-    """What comes after the body, and perhaps some bytes of 0 before it. Gives the CRC register that it makes of 0."""
+    """Writes the fields after the body, and perhaps some bytes of 0 before them. Returns the register, begun with 0."""
     cdef uint64_t crc = 0
     cdef size_t length = RECORD_TAIL_FIXED_BYTES + item.topic_len + item.properties_len
     if item.tail != NULL:
@@ -137,7 +136,7 @@ cdef inline uint64_t write_tail(uint8_t* at, const append_item* item, bint summi
 
 
 cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magic) noexcept nogil:
-    """The whole record; its checksum field last."""
+    """Writes the whole record, its checksum field last."""
     cdef uint8_t* body = p + RECORD_BODY_AT + item.born_host_len + item.store_host_len
     cdef uint8_t* tail = body + item.body_len
     cdef uint32_t checksum
@@ -145,7 +144,7 @@ cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magi
     cdef size_t behind
     if magic == RECORD_MAGIC_CYSTORE and crc_copy_known:
         behind = item.size - (tail - p)
-        end = write_tail(tail, item, True)  # first, for what it writes before it
+        end = write_tail(tail, item, True)  # before the body: it may write bytes of 0 there
         if item.has_body_checksum:
             memcpy(body, item.body, item.body_len)
             head = write_head(p, item, magic, True)

@@ -1,4 +1,4 @@
-/* The bytes that a topic may have (TopicValidator.checkTopic): 1 for each of them. */
+/* The table has a 1 for each byte that a topic may have (TopicValidator.checkTopic). */
 #ifndef CYSTORE_TOPIC_BYTES_H
 #define CYSTORE_TOPIC_BYTES_H
 

@@ -1,7 +1,7 @@
-"""The few commit log segments that a reader works on: kernels look records up here and ask for what is not at hand.
+"""The few commit log segments that a reader works on: kernels look records up here and ask for missing segments.
 
-One window serves one call at a time; each reading call takes its own, so no kernel runs on a mapping that another
-thread ends.
+One window serves one call at a time; each reading call takes a window of its own, so no kernel runs on a mapping that
+another thread ends.
 """
 
 cimport cython
@@ -30,7 +30,7 @@ cdef inline bint _in_hole(const log_window* window, int64_t offset) noexcept nog
 
 
 cdef inline bint _find(log_window* window, int64_t offset) noexcept nogil:
-    """Makes the segment that holds the offset the latest; False when it is not at hand."""
+    """Makes the segment that holds the offset the latest; False when the window does not have it."""
     cdef int i = window.latest
     if i < window.count and window.segments[i].base <= offset < window.segments[i].end:
         return True
@@ -42,7 +42,7 @@ cdef inline bint _find(log_window* window, int64_t offset) noexcept nogil:
 
 
 cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, size_t* available) noexcept nogil:
-    """Where the record at a physical offset stands in memory, and how many bytes may belong to it: 0 or a
+    """Finds the address of the record at a physical offset, and how many bytes may belong to it. Returns RECORD_OK or a
     WindowStatus."""
     cdef const segment_view* segment
     if offset < window.minimum or (window.hole_count and _in_hole(window, offset)):
@@ -58,12 +58,12 @@ cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, si
 
 
 cdef int window_record(log_window* window, int64_t offset, record_view* v, const uint8_t** at) noexcept nogil:
-    """Reads the record at a physical offset: a RecordStatus or a WindowStatus. Its checksum is not compared."""
+    """Reads the record at a physical offset, but does not verify it. Returns a RecordStatus or a WindowStatus."""
     cdef size_t available
     cdef int status = window_bytes(window, offset, at, &available)
     if status != RECORD_OK:
         return status
-    # A record looked up by itself is in no cache: its lines are fetched at once, not one after the other.
+    # A single record is in no cache: these prefetches load its lines at the same time, not one after the other.
     prefetch_for_read(at[0] + 64)
     prefetch_for_read(at[0] + 128)
     prefetch_for_read(at[0] + 192)
@@ -99,7 +99,7 @@ cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nog
 @cython.final
 cdef class LogWindow:
     """Segments of one commit log; `segment_for(physical_offset)` maps one more, `holes` are (begin, end), ascending.
-    Messages expire by the clock of `control`; without one none does."""
+    Messages expire by the clock of `control`; without it no message expires."""
 
     def __cinit__(self, segment_for not None, holes=(), Control control=None):
         cdef int i
@@ -131,7 +131,7 @@ cdef class LogWindow:
         return self.numbers
 
     cdef int move(self, int64_t minimum, int64_t wrote) except -1:
-        """Takes over the log's bounds, and lets segments go that are below its minimum (they may be unlinked)."""
+        """Takes over the log's bounds, and drops segments below its minimum (they may be unlinked)."""
         cdef int i
         if self.c.minimum != minimum:
             self.files = [file for file in self.files if file.end > minimum]
@@ -148,8 +148,8 @@ cdef class LogWindow:
         return 0
 
     cdef int make_room(self) except -1:
-        """Lets all segments go when more than half of the places are taken: a batch whose records are spread over many
-        segments keeps all of them at hand."""
+        """Drops all segments when more than half of the places are taken. Then a batch keeps all of its segments, even
+        if its records are spread over many."""
         if self.c.count > WINDOW_SEGMENTS // 2:
             self.files = []
             self.views = []
@@ -163,7 +163,8 @@ cdef class LogWindow:
         return 0
 
     cdef int need(self, int64_t offset) except -1:
-        """Brings the segment of `offset` in, in place of the one that came first. Raises what `segment_for` raises."""
+        """Adds the segment of `offset`; when all places are taken, it replaces the oldest segment. Raises the errors of
+        `segment_for`."""
         cdef MappedFile file = self.segment_for(offset)
         cdef object view = PyMemoryView_FromObject(file)
         cdef int place = self.c.count
@@ -181,5 +182,5 @@ cdef class LogWindow:
         return self.c.latest if _find(&self.c, offset) else -1
 
     cdef MappedFile file_of(self, int64_t offset):
-        """The mapped segment of `offset`, None when it is not at hand."""
+        """The mapped segment of `offset`, None when the window does not have it."""
         return <MappedFile>self.files[self.c.latest] if _find(&self.c, offset) else None
