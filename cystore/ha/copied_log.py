@@ -152,7 +152,7 @@ class CopiedLog:
 
     def _append(self, file_end: int) -> None:
         records, policy = self._records, self._policy
-        if records.any_of_ours:
+        if records.has_cystore_records:
             self._commit_log.mark_cystore_records()
         begin, end = records.position, records.position + records.length + BLANK_SIZE_MIN
         while True:

@@ -11,16 +11,16 @@ from cystore._native.record.record_write cimport append_item, failpoint, write_r
 
 cdef enum:
     CLAMP_REPORT_MS = 60_000
-    SLOW_PUT_MS = 500           # DefaultMessageStore and CommitLog warn of longer ones
+    SLOW_PUT_MS = 500           # DefaultMessageStore and CommitLog warn of longer puts
     CACHE_LINE = 64
     EXPECTED_BYTES = 4096
-    AHEAD_BYTES = 1024          # from a record to where one of the next will be
+    AHEAD_BYTES = 1024          # from a record to the expected place of a later record
     AHEAD_LINES = 4
     FORBID_COPYING = FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE | FLAG_DISK_FULL
     FORBID_WRITING = FORBID_COPYING | FLAG_SLAVE
-    # no flag: a put that is to be replicated, which an elected master takes with a lease only
+    # not a flag of the store: a replicated put, which an elected master accepts only with a lease
     NEEDS_LEASE = 0x40000000
-    # of a segment; the length of a blank is 32 bits, and a length of a file is an int in RocketMQ
+    # of a segment: the length of a blank has 32 bits, and RocketMQ holds the length of a file in an int
     FILE_BYTES_MAX = 0x7FFFFFFF
 
 cdef enum AppendStatus:
@@ -29,7 +29,7 @@ cdef enum AppendStatus:
     APPEND_NEED_SPACE = 2      # the log must be allocated up to `needed`
     APPEND_NEED_QUEUES = 3     # no allocated queue slot is left
     APPEND_REFUSED = 4         # a flag of the store forbids writing
-    APPEND_OVERWRITTEN = 5     # the control block is not what we left
+    APPEND_OVERWRITTEN = 5     # a foreign program overwrote the control block
     APPEND_UNREADABLE = 6      # readers would refuse the record
 
 cdef extern from "wallclock.h" nogil:
@@ -40,18 +40,18 @@ cdef extern from "wallclock.h" nogil:
     int64_t wall_clock_ms(wall_clock* clock, control_block* block)
     int64_t wall_clock_took_ms(wall_clock* clock)
 
-# Where this process writes: the mapped segment, and what it saw last. Touched under the append lock only.
+# Where this process writes. While puts can run, the segment changes only under the append lock.
 cdef struct append_target:
     control_block* block
     uint8_t* address
     int64_t base
     int64_t length
-    int64_t ready               # log position, at most base + length: from here on the next pages are asked for
+    int64_t ready               # log position, at most base + length: an append beyond it asks for the next pages
     uint32_t magic
-    int64_t last_seen
+    int64_t last_wrote          # wrote position after this process's last append
     int64_t needed
     int64_t wanted
-    int64_t slow_ms             # a put took so long, and that is not reported yet; 0: none
+    int64_t slow_ms             # duration of a slow put that is not reported yet; 0: none
     wall_clock clock
 
 cdef inline int latency_bucket(int64_t ms) noexcept nogil:
@@ -84,12 +84,12 @@ cdef inline void expect_next_records(const uint8_t* p) noexcept nogil:
     expect_write(p + AHEAD_BYTES, AHEAD_LINES * CACHE_LINE)
 
 
-# The steps of an append, in their order, under the append lock. What a kill between two of them leaves:
-# docs/concurrency.md.
+# The steps of an append, in their order, under the append lock. docs/concurrency.md lists the state that a kill between
+# two of them leaves.
 
 cdef inline bint may_acknowledge(control_block* block) noexcept nogil:
-    """Whether a replicated put may begin: without an election always, else before the lease ends, with enough members
-    in sync. The clock alone ends the lease: no process has to run for that."""
+    """Whether a replicated put may begin. Without an election it always may, else only before the lease ends and with
+    enough members in sync. The clock alone ends the lease: no process has to run for that."""
     if load_i64(&block.epoch) == 0:  # acquire; release in Control.epoch
         return True
     if clock_read_ms(CLOCK_BOOTTIME) >= load_i64(&block.lease_until_ms):
@@ -98,8 +98,9 @@ cdef inline bint may_acknowledge(control_block* block) noexcept nogil:
 
 
 cdef inline int append_allowed(control_block* block, append_target* target, uint32_t forbidding) noexcept nogil:
-    """Asked of a control block that is intact. `forbidding`: the flags that forbid this append, and NEEDS_LEASE."""
-    if block.wrote < target.last_seen:
+    """APPEND_OK, or why no append may begin. The control block is intact. `forbidding`: the flags that forbid this
+    append, and NEEDS_LEASE."""
+    if block.wrote < target.last_wrote:
         return APPEND_OVERWRITTEN
     if load_u32(&block.flags) & forbidding:  # acquire; release in Control.set_flag
         return APPEND_REFUSED
@@ -109,8 +110,8 @@ cdef inline int append_allowed(control_block* block, append_target* target, uint
 
 
 cdef inline bint item_readable(const append_item* item) noexcept nogil:
-    """The checks of `record_read`. The callers have made them too; but a record that dispatch refuses would stop all
-    queues."""
+    """Repeats the checks of `record_read`. The callers have made them too, but a record that dispatch refuses would
+    stop all queues."""
     cdef int64_t size = RECORD_FIXED_BYTES + <int64_t>item.born_host_len + item.store_host_len + item.body_len \
         + item.topic_len + item.properties_len
     return (item.queue_id | item.body_len | item.properties_len) >= 0 and size == item.size \
@@ -118,8 +119,8 @@ cdef inline bint item_readable(const append_item* item) noexcept nogil:
 
 
 cdef inline int64_t append_now(control_block* block, append_target* target) noexcept nogil:
-    """The store timestamp. It does not go back, except behind a timestamp that is further ahead than a clock may
-    jump: a wrong clock made that one, and the append does not wait for it."""
+    """The store timestamp. It does not go back, unless the last timestamp is further ahead than a clock may jump: then
+    a wrong clock made the last timestamp, and the append does not wait for it."""
     cdef int64_t now = wall_clock_ms(&target.clock, block), ahead = block.last_store_timestamp - now
     if 0 < ahead <= block.clock_jump_ms:
         if ahead > CLAMP_REPORT_MS:
@@ -150,11 +151,11 @@ cdef inline void claim_place(append_item* item, int64_t at, int64_t now) noexcep
 
 
 cdef inline bint move_wrote(control_block* block, int64_t to) noexcept nogil:
-    """Publishes the log's new end. False, and nothing moves, when that would be a step back: it would overwrite
+    """Publishes the log's new end. Returns False and moves nothing if `to` is not ahead: a step back would overwrite
     records."""
     if to <= block.wrote:
         return False
-    store_i64(&block.wrote, to)  # release: the records; acquire in Control.wrote, queue.pyx, cystore/_native/lookup
+    store_i64(&block.wrote, to)  # release: publishes the records; acquire in Control.wrote, queue.pyx, _native/lookup
     return True
 
 
@@ -163,7 +164,7 @@ cdef inline bint publish_records(control_block* block, append_target* target, in
     failpoint("append.before_publish")
     if not move_wrote(block, wrote):
         return False
-    target.last_seen = wrote
+    target.last_wrote = wrote
     failpoint("append.published")
     store_i64(&block.last_record, last_record)  # release; acquire in Control.last_record
     return True
@@ -197,8 +198,8 @@ cdef inline void count_latency(control_block* block, append_target* target, int6
 
 
 cdef inline int append_one(control_block* block, append_target* target, append_item* item) noexcept nogil:
-    """Appends one item whose queue is known to a log of our record format, where there is room for it; otherwise that
-    is for `append_items`. The caller has just found the control block intact."""
+    """Appends one item, whose queue is known, to a log of cystore's record format. At any obstacle it appends nothing:
+    the caller then calls `append_items`. The caller has just found the control block intact."""
     cdef int64_t wrote = block.wrote, end = wrote + item.size, now
     cdef int status = append_allowed(block, target, FORBID_WRITING)
     cdef uint8_t* p
@@ -216,7 +217,7 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
     begin_intent(block, wrote, end, now)
     claim_place(item, wrote, now)
     expect_next_records(p)
-    write_record(p, item, RECORD_MAGIC_CYSTORE)  # a constant
+    write_record(p, item, RECORD_MAGIC_CYSTORE)  # a constant magic: only code for this format
     release_fence()
     if not publish_records(block, target, end, wrote):
         return APPEND_OVERWRITTEN
@@ -226,12 +227,12 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
     return APPEND_OK
 
 
-# Appends items[done:count]; every run of them that fits a segment is published as one. `together`: all of them are
-# one run, which one segment holds; what is left of a segment that is too small for them becomes a blank.
+# Appends items[done:count]. One store publishes each run of items that fits a segment. `together`: all items are one run
+# in one segment; if they do not fit the rest of a segment, a blank fills that rest.
 #
-# `block` is the caller's: another thread's `detach` takes the target's away at any time. `waits_since_ms` (coarse
-# clock) is when the caller began to wait for the lock or for room, 0 when it did not. `forbidding`: the flags that
-# forbid this append.
+# The caller passes its own `block`: another thread's `detach` can set the target's to NULL at any time.
+# `waits_since_ms` (coarse clock): when the caller began to wait for the lock or for room, 0 without a wait.
+# `forbidding`: the flags that forbid this append.
 cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count,
                       Py_ssize_t* done,
                       int64_t waits_since_ms, uint32_t forbidding, bint together) noexcept nogil

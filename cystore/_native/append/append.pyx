@@ -1,7 +1,7 @@
-"""Append: the one critical section in which messages get their place in the log.
+"""Append: the critical section that gives messages their place in the log.
 
-Order inside it, and what a kill leaves (docs/concurrency.md): intent, claimed queue offsets, bytes and checksum,
-wrote position (the commit point), next queue offsets, intent cleared. Source: CommitLog.asyncPutMessage,
+Its steps, in order: intent, claimed queue offsets, bytes and checksum, wrote position (the commit point), next queue
+offsets, intent cleared. docs/concurrency.md lists the state that a kill leaves. Source: CommitLog.asyncPutMessage,
 DefaultAppendMessageCallback.
 """
 
@@ -16,13 +16,13 @@ from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_add_queue, control_find_queue
 from cystore._native.record.record_write cimport append_item, failpoint, write_record
 
-# StoreStatsService.getPutMessageDistributeTime: upper bounds of the latency buckets, ms; the last has none.
+# StoreStatsService.getPutMessageDistributeTime: upper bounds of the latency buckets, ms; the last bucket has none.
 LATENCY_BOUNDS_MS: tuple[int, ...] = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000)
 
 
 cdef bint end_file(control_block* block, uint8_t* p, int64_t wrote, int64_t room) noexcept nogil:
-    """Fills the room that is left in a file with a blank and publishes that: appends go on in the next file. False,
-    and nothing is written, when a blank cannot say how much room that is: its length is 32 bits."""
+    """Fills the rest of a file with a blank and publishes it: appends go on in the next file. False when the length of
+    the rest does not fit a blank, which has 32 bits for it, or when the wrote position cannot move."""
     if not <int64_t>BLANK_SIZE_MIN <= room <= FILE_BYTES_MAX:
         return False
     block.intent_from = wrote
@@ -40,8 +40,8 @@ cdef bint end_file(control_block* block, uint8_t* p, int64_t wrote, int64_t room
 
 
 def end_segment(Control control not None, MappedFile file not None):
-    """Ends the segment that is written to, under the append lock. False when the log does not stand inside of `file`,
-    or its successor has no room yet."""
+    """Ends the segment `file`, under the append lock. False when the log does not end inside `file`, or the next file
+    has no room yet."""
     cdef control_block* block = control.checked()
     cdef int64_t wrote = block.wrote
     if not file.writable or wrote <= file.base or wrote > file.base + file.length - BLANK_SIZE_MIN:
@@ -72,7 +72,7 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             target.wanted = wrote + items[begin].size + BLANK_SIZE_MIN
             return APPEND_NEED_SEGMENT
         claims.count = 0
-        # What light queues give out next depends on the messages before: such a message is appended by itself.
+        # The next offsets of light queues depend on the messages before: such a message is a run by itself.
         if items[begin].light_count and not light_prepare(block, &items[begin], &claims):
             return APPEND_NEED_QUEUES
         room = target.base + target.length - wrote
@@ -83,14 +83,14 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             total += items[end].size
             end += 1
         size = items[begin].size
-        if together and end < count:  # all of them go to the next file
+        if together and end < count:  # all items go to the next file
             for i in range(begin + 1, count):
                 size += items[i].size
             if size + BLANK_SIZE_MIN > target.length:
                 return APPEND_UNREADABLE  # the caller has checked that a file holds them
             end = begin
         if end == begin:
-            # Step over the end of the file only when its successor has room, or the log would end in a blank.
+            # Steps over the end of the file only when the next file has room: the log must not end in a blank.
             at = target.base + target.length
             if load_i64(&block.allocated) < at + size + BLANK_SIZE_MIN:
                 target.needed = at + size + BLANK_SIZE_MIN
@@ -98,7 +98,7 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             if not end_file(block, target.address + (wrote - target.base), wrote, room):
                 return APPEND_OVERWRITTEN
             wrote = at
-            target.last_seen = wrote
+            target.last_wrote = wrote
             continue
         if load_i64(&block.allocated) < wrote + total + BLANK_SIZE_MIN:
             target.needed = wrote + total + BLANK_SIZE_MIN
@@ -123,10 +123,10 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             at += items[i].size
         if claims.count:
             light_claim(&claims)
-        # From the last to the first: if all processes die, the wrote position is lost, and recovery takes the records
-        # that are in the log. It finds none of these until the first one is whole, and then all.
+        # Writes the last record first. If all processes die, the wrote position is lost, and recovery takes the records
+        # that are in the log. It finds no record of this run until the first record is whole, and then all of them.
         for i in range(end - 1, begin - 1, -1):
-            if i > begin:  # the CPU does not guess that the next one comes before this one
+            if i > begin:  # the CPU does not guess that the next record stands in front of this record
                 expect_write(target.address + (items[i - 1].physical_offset - target.base), items[i - 1].size)
             if count == 1:
                 expect_next_records(target.address + (items[i].physical_offset - target.base))

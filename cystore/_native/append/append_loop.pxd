@@ -7,7 +7,7 @@ from cystore._native.record.record_write cimport append_item
 
 
 cdef class AppendLoop(FastAppender):
-    # Takes the lock and appends `count` items; `done` counts those that are in the log, also when it raises.
+    # Takes the lock and appends `count` items; `done` counts the items in the log, also when it raises.
     cdef int append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil, int64_t busy_ms,
                     object policy, uint32_t forbidding, bint together) except -1
     cdef int _wait_for_lock(self, control_block* block, int status, int64_t busy_ms) except -1

@@ -1,6 +1,6 @@
-"""The loop of an append: under the lock from one obstacle to the next. The policy removes an obstacle outside of the
-lock, or raises: a missing segment, a full queue table, a disk without space, a dead owner, a lock that stays taken.
-`return self.policy.closed()` and the like never return: the policy raises its error.
+"""The loop of an append. Under the lock it appends until it meets an obstacle: a missing segment, a full queue table,
+a disk without space, a dead owner, a lock that stays taken. Outside of the lock the policy removes it, or raises.
+`return self.policy.closed()` and similar calls never return: the policy raises its error.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t
@@ -24,21 +24,21 @@ from cystore.errors import PageCacheBusyError, StoreError
 
 
 cdef class AppendLoop(FastAppender):
-    """Appends items that are checked already, whatever is in the way."""
+    """Appends checked items, past all obstacles."""
 
     cdef int append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil, int64_t busy_ms,
                     object policy, uint32_t forbidding, bint together) except -1:
-        """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and continues."""
+        """Takes the lock and appends. Outside of the lock it lets the policy remove obstacles, and continues."""
         cdef control_block* block = self.target.block
         cdef int64_t waits_since_ms = 0
         cdef int status
         cdef Py_ssize_t i, before
-        if block == NULL:  # checking the message let other threads run
+        if block == NULL:  # another thread detached it while this thread checked the message
             return self.policy.closed()
         keep_block = self.control.file
         while True:
             if not control_intact(block):
-                self.policy.overwritten()  # its mutexes too, perhaps: the C library ends a process over one
+                self.policy.overwritten()  # perhaps with its mutexes: to lock a broken mutex can end the process
             status = control_trylock(block, LOCK_APPEND, False)
             if status != LOCK_TAKEN:
                 waits_since_ms = waits_since_ms or clock_coarse_ms()
@@ -67,7 +67,7 @@ cdef class AppendLoop(FastAppender):
                 control_wake_queue(items[i].entry)
                 if items[i].light_count: light_wake(block, &items[i])
             if status == APPEND_OK:
-                if self.target.slow_ms: self.tell_slow()
+                if self.target.slow_ms: self.report_slow_put()
                 return 0
             waits_since_ms = waits_since_ms or clock_coarse_ms()
             try:
@@ -77,8 +77,8 @@ cdef class AppendLoop(FastAppender):
                 raise
 
     cdef int _wait_for_lock(self, control_block* block, int status, int64_t busy_ms) except -1:
-        """Another thread or process holds the append lock: waits for it as long as appends continue, and for one that
-        stands still at most `busy_ms`."""
+        """Waits for the append lock, which another thread or process holds: as long as appends continue, and at most
+        `busy_ms` without an append."""
         status = wait_for_lock(self.control, block, LOCK_APPEND, status, busy_ms, &block.append_seq)
         if status != LOCK_TAKEN:
             if not control_intact(block):
@@ -105,11 +105,11 @@ cdef class AppendLoop(FastAppender):
         return 0
 
     cdef int _use(self, MappedFile file, int64_t ready, int64_t busy_ms) except -1:
-        """Makes a segment the one to write to, up to `ready`. Another thread may be appending: under the lock."""
+        """Writes to the segment `file` from now on, up to `ready`. Takes the lock: another thread may be appending."""
         cdef control_block* block = self.target.block
         cdef int status
         if not file.writable:
-            # filled meanwhile: look again
+            # the segment was filled meanwhile: the loop asks again
             if block != NULL and file.base + file.length <= load_i64(&block.flushed): return 0
             return self.policy.not_for_puts(file, <int64_t>FILE_BYTES_MAX)
         if file.length > <int64_t>FILE_BYTES_MAX:
@@ -128,8 +128,8 @@ cdef class AppendLoop(FastAppender):
         return 0
 
     def forget_segment(self):
-        """Makes the next put ask its policy for the segment again. Does nothing while a thread appends; call it
-        again then."""
+        """Makes the next put ask its policy for the segment again. Does nothing while a thread appends: then call
+        it again."""
         cdef control_block* block = self.target.block
         if block == NULL or not control_intact(block):
             return
@@ -138,9 +138,9 @@ cdef class AppendLoop(FastAppender):
             self.target.address = NULL
             self.target.length = self.target.ready = 0
             control_unlock(block, LOCK_APPEND)
-            del segment  # the mapping ends behind the lock
+            del segment  # the mapping ends after the unlock
 
     @property
     def segment_end(self):
-        """Log position behind the segment that is written to; beyond every log where there is none at hand."""
+        """Log position behind the segment that is written to; INT64_MAX without a segment."""
         return self.target.base + <int64_t>self.target.length if self.target.address != NULL else INT64_MAX

@@ -1,6 +1,6 @@
 """`put` and `put_many`: from Python objects to the append kernel and back.
 
-The checks are PutMessageStatus's of RocketMQ (CommitLog, DefaultMessageStore.checkMessage); all come before the lock.
+The checks are those of RocketMQ's PutMessageStatus (CommitLog, DefaultMessageStore.checkMessage), all before the lock.
 """
 
 cimport cython
@@ -35,7 +35,7 @@ from cystore._native.append.put cimport (
 from cystore._native.memory.queue_table cimport control_find_queue
 from cystore._native.record.record_read cimport topic_valid
 from cystore._native.record.record_write cimport append_item
-from cystore._native.append.steps cimport BATCH_STEP, in_steps, let_go, let_others_run
+from cystore._native.append.steps cimport BATCH_STEP, in_steps, let_go, yield_gil
 
 from cystore._native.record.message import encode_host
 from cystore.errors import MessageIllegalError, StoreError
@@ -45,7 +45,7 @@ cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)
 
 cdef enum:
-    SHORT_PROPERTIES = 512          # longer ones are not written on the stack
+    SHORT_PROPERTIES = 512          # a longer property string is written on the heap
 cdef int64_t EXPIRES_AT_MAX_MS = 99_999_999_999_999_999  # DUE_TIME_DIGITS
 
 cdef PyObject* NONE = <PyObject*>None
@@ -54,10 +54,10 @@ cdef dict _FLUSHES = {"async": 0, "sync": FLUSH_SYNC, "replicated": FLUSH_REPLIC
 
 @cython.final
 cdef class Appender(AppendLoop):
-    """`put` and `put_many` of one attached store. Safe for threads; the lock it takes is shared by all processes.
+    """`put` and `put_many` of one attached store. Safe for threads. All processes share the lock that it takes.
 
-    `policy` (AppendPolicy) mends what the kernel reports, or raises. When this object was detached, its revive()
-    gives the Appender of a new attachment (after a fork) or raises StoreClosedError.
+    `policy` (AppendPolicy) removes the obstacles that the kernel reports, or raises. When this object was detached,
+    the policy's revive() gives the Appender of a new attachment (after a fork) or raises StoreClosedError.
     """
 
     def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
@@ -108,7 +108,7 @@ cdef class Appender(AppendLoop):
 
     @property
     def called_by_this_thread(self):
-        """Whether a call that is inside this object is this thread's: then this is a signal handler, or a finalizer."""
+        """Whether this thread has a call inside this object: then a signal handler or a finalizer asks."""
         return PyThread_get_thread_ident() in self.callers
 
     cdef int _enter(self) except -1:
@@ -127,7 +127,7 @@ cdef class Appender(AppendLoop):
         self.target.block = NULL
 
     def release(self):
-        """Lets go of mappings; after `detach`, with no active call."""
+        """Drops the mappings. Called after `detach`, with no active call."""
         self._forget_topics()
         self.segment = None
         self.target.address = NULL
@@ -147,7 +147,7 @@ cdef class Appender(AppendLoop):
         return 0
 
     cdef int _find_topic(self, object topic, int32_t queue_id, cached_topic* cached) except -1:
-        """Remembers a topic, and its queue when there is one."""
+        """Puts a topic into the cache, with its queue when there is one."""
         cdef Py_ssize_t length = 0
         cdef const char* text
         if self.target.block == NULL:
@@ -170,7 +170,7 @@ cdef class Appender(AppendLoop):
         return 0
 
     cdef inline int _body(self, object body, append_item* item) except -1:
-        """Checks the size of a body of bytes, which the caller keeps."""
+        """Checks the size of a body. The caller keeps its bytes."""
         if PyBytes_GET_SIZE(body) > self.max_body_bytes:
             self._refuse_body(body)
         item.body = <const uint8_t*>PyBytes_AS_STRING(body)
@@ -182,7 +182,7 @@ cdef class Appender(AppendLoop):
             f"body: {PyBytes_GET_SIZE(body)} bytes, at most max_message_size_bytes = {self.max_body_bytes}")
 
     cdef inline int _finish(self, append_item* item) except -1:
-        """The size, once all lengths are known."""
+        """Sets the size, once all lengths are known."""
         cdef int64_t size = RECORD_FIXED_BYTES + item.born_host_len + item.store_host_len
         size += <int64_t>item.body_len + item.topic_len + item.properties_len
         if size + light_room(item) + BLANK_SIZE_MIN > self.file_bytes or size > 0x7FFFFFFF:
@@ -194,17 +194,16 @@ cdef class Appender(AppendLoop):
         raise MessageIllegalError(f"body: the record has {size} bytes, a whole commit log file {self.file_bytes}")
 
     cdef inline int _own_topic(self, object topic, int32_t queue_id, append_item* item) except -1:
-        """`_topic` for one that is the user's to choose."""
+        """Like `_topic`, for a topic that the user chose: refuses the topic of waiting messages."""
         self._topic(topic, queue_id, item)
         return 0 if item.topic_len != SCHEDULE_TOPIC_BYTES else refuse_waiting(topic, item)
 
     cdef int _delay(self, int32_t level, append_item* item, property_buffer* buffer) except -1:
-        """Turns a message whose properties are in the buffer into one that waits for its time
-        (CommitLog.asyncPutMessage). Prepared and rollback messages do not: their properties say how long the commit
-        is to be delayed."""
+        """Makes a message, whose properties are in the buffer, wait for its time (CommitLog.asyncPutMessage). Prepared
+        and rollback messages do not wait: their properties hold the delay for the commit."""
         cdef int32_t begin = buffer.length - item.properties_len, longer = max(item.topic_len - SCHEDULE_TOPIC_BYTES, 0)
         if item.light_count:
-            raise MessageIllegalError("properties['INNER_MULTI_DISPATCH']: goes with no delay_level")
+            raise MessageIllegalError("properties['INNER_MULTI_DISPATCH']: cannot be combined with delay_level")
         if level > self.delay_levels:
             raise MessageIllegalError(f"delay_level: {level}, this store has levels 1 to {self.delay_levels} "
                                       "(message_delay_level)")
@@ -222,7 +221,7 @@ cdef class Appender(AppendLoop):
         return 0
 
     cdef int _body_checksums(self, append_item* items, Py_ssize_t count) except -1:
-        """Checksums of bodies that are not worth holding the lock for."""
+        """Computes checksums before the lock: of large bodies, and of all bodies in RocketMQ's format."""
         cdef Py_ssize_t i
         cdef append_item* item
         cdef bint rocketmq = self.target.magic == RECORD_MAGIC_ROCKETMQ
@@ -257,7 +256,7 @@ cdef class Appender(AppendLoop):
         return self.put_any(topic, body, values[PUT_KEYS], values[PUT_TAGS], &options)
 
     cdef int read_options(self, PyObject** values, put_options* options) except -1:
-        """`values` are those of all keyword arguments, in the order of PUT_QUEUE_ID and so on."""
+        """`values` holds all keyword arguments, in the order of PUT_QUEUE_ID and so on."""
         options[0] = self.defaults
         options.properties = values[PUT_PROPERTIES]
         options.unique_key = values[PUT_UNIQUE_KEY]
@@ -289,7 +288,7 @@ cdef class Appender(AppendLoop):
         buffer.on_heap = buffer.expires = False
         self._enter()
         try:
-            topic = exact_topic(topic)  # kept until the end: what runs meanwhile may take its place in the cache
+            topic = exact_topic(topic)  # a reference until the end: other calls may replace the topic in the cache
             self._own_topic(topic, options.queue_id, &item)
             item.flag = options.flag
             body = exact_bytes(body)
@@ -337,10 +336,10 @@ cdef class Appender(AppendLoop):
         return self._put_batch(messages, wanted, self.policy, forbidden(wanted), batch, batch)
 
     def put_with(self, policy, messages, *, bint makes_space=False, bint together=False):
-        """`put_many` without a flush, for a caller that holds a lock: what is missing is asked of another policy.
-        What that raises ends the call; `results` of a StoreError hold what was appended before. With `makes_space` a
-        disk that is fuller than the settings allow does not forbid it. `together`: one segment holds all, so a kill
-        leaves all of them or none."""
+        """`put_many` without a flush, for a caller that holds a lock: another policy removes the obstacles. Its errors
+        end the call; `results` of a StoreError hold the messages that were appended before. With `makes_space` the call
+        also works on a disk that is fuller than the settings allow. `together`: one segment holds all messages, so a
+        kill leaves all of them or none."""
         cdef uint32_t forbidding = FORBID_WRITING
         if makes_space:
             forbidding &= ~<uint32_t>FLAG_DISK_FULL
@@ -358,7 +357,7 @@ cdef class Appender(AppendLoop):
         cdef object last_topic = None
         try:
             batch = in_steps(messages)
-        except (TypeError, ValueError):  # a buffer that was released is a ValueError
+        except (TypeError, ValueError):  # a released buffer raises ValueError
             raise MessageIllegalError(f"messages: must be a list of Message, not {type(messages).__name__}") from None
         count = len(batch)
         if count == 0:
@@ -391,7 +390,7 @@ cdef class Appender(AppendLoop):
                     host = <bytes>message._born_host
                     set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
                 elif message.source is None:
-                    if message._topic is not last_topic:  # which is a str, as long as this batch keeps it
+                    if message._topic is not last_topic:  # last_topic is a str, and `keep` has it
                         last_topic = exact_topic(message._topic)
                         keep.append(last_topic)
                     self._own_topic(last_topic, message._queue_id, item)
@@ -428,7 +427,7 @@ cdef class Appender(AppendLoop):
                 work += 1 + (item.properties_len >> 10)
                 if work >= BATCH_STEP:
                     work = 0
-                    let_others_run()
+                    yield_gil()
             # The buffer moves while it grows: the pointers into it are set when it is complete.
             with nogil:
                 room = 0

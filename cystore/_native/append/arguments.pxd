@@ -1,7 +1,7 @@
-"""Arguments of a call, read where the caller left them.
+"""Reads the arguments of a call from the caller's array.
 
-A method with many optional arguments takes and gives back a reference to each default at every call; for `put` that
-is a tenth of what an append takes.
+A Cython method with many optional arguments takes and gives back a reference to each default at every call; for `put`
+that is a tenth of the time of an append.
 """
 
 from cpython.object cimport PyObject
@@ -27,70 +27,69 @@ cdef enum:
     KEYWORDS_UNKNOWN = -1
     CALLERS = 16
 
-# The keywords of one place in a program that calls: a tuple of names that belongs to its code, and where their values
-# go.
+# The keywords of one call in a program: the tuple of names that belongs to its code, and the places of their values.
 cdef struct caller_keywords:
     PyObject* names
     int count
-    int named               # bit n: the keyword of place n is among them
+    int keyword_bits        # bit n: the call has the keyword of place n
     uint8_t[KEYWORDS_MAX] places
 
-# What is known of the last callers.
+# The keywords of the last callers.
 cdef struct known_callers:
     caller_keywords[CALLERS] callers
 
 
-cdef inline bint learn_caller(caller_keywords* caller, PyObject* names, PyObject* known) noexcept:
-    """Finds the places of the names, which are interned, as names in source text are: a pointer tells which one it
-    is. False when it does not. Keeps the tuple, or another one could come to stand where it stood."""
-    cdef Py_ssize_t i, place, known_count = PyTuple_GET_SIZE(<tuple>known), count = PyTuple_GET_SIZE(<tuple>names)
+cdef inline bint learn_caller(caller_keywords* caller, PyObject* names, PyObject* keywords) noexcept:
+    """Finds the place of each name in `keywords` by its pointer, because names in source text are interned. False when
+    a name is not there. Holds a reference to the tuple, or another tuple could get its address."""
+    cdef Py_ssize_t i, place, keyword_count = PyTuple_GET_SIZE(<tuple>keywords), count = PyTuple_GET_SIZE(<tuple>names)
     cdef PyObject* name
     if count > KEYWORDS_MAX:
         return False
     Py_XDECREF(caller.names)
     caller.names = NULL
-    caller.named = 0
+    caller.keyword_bits = 0
     for i in range(count):
         name = PyTuple_GET_ITEM(<tuple>names, i)
         place = 0
-        while PyTuple_GET_ITEM(<tuple>known, place) != name:
+        while PyTuple_GET_ITEM(<tuple>keywords, place) != name:
             place += 1
-            if place == known_count:
+            if place == keyword_count:
                 return False
         caller.places[i] = <uint8_t>place
-        caller.named |= 1 << place
+        caller.keyword_bits |= 1 << place
     caller.count = <int>count
     Py_XINCREF(names)
     caller.names = names
     return True
 
 
-cdef inline int place_keywords(PyObject** given, PyObject* names, PyObject* known, known_callers* seen,
+cdef inline int place_keywords(PyObject** given, PyObject* names, PyObject* keywords, known_callers* known,
                                PyObject** values) noexcept:
-    """Puts the values of keywords in the places of the names in the tuple `known`, and says which there are, or
-    KEYWORDS_UNKNOWN."""
+    """Puts the values of the given keywords in the places of their names in the tuple `keywords`. Returns the
+    keyword_bits, or KEYWORDS_UNKNOWN."""
     cdef caller_keywords* caller
     cdef int i
     if names == NULL:
         return 0
-    caller = &seen.callers[<uintptr_t>names >> 4 & (CALLERS - 1)]
-    if caller.names != names and not learn_caller(caller, names, known):
+    caller = &known.callers[<uintptr_t>names >> 4 & (CALLERS - 1)]
+    if caller.names != names and not learn_caller(caller, names, keywords):
         return KEYWORDS_UNKNOWN
     for i in range(caller.count):
         values[caller.places[i]] = given[i]
-    return caller.named
+    return caller.keyword_bits
 
 
-cdef inline void place_defaults(tuple defaults, int named, PyObject** values) noexcept:
+cdef inline void place_defaults(tuple defaults, int keyword_bits, PyObject** values) noexcept:
     """Fills the places of the keywords that were not given."""
     cdef Py_ssize_t place
     for place in range(PyTuple_GET_SIZE(defaults)):
-        if not named & 1 << place:
+        if not keyword_bits & 1 << place:
             values[place] = PyTuple_GET_ITEM(defaults, place)
 
 
 cdef inline object call_python(object function, PyObject** given, Py_ssize_t positional, PyObject* names):
-    """The same call of a Python function, which raises Python's own TypeError for wrong arguments."""
+    """Makes the same call to a Python function, which raises Python's own TypeError for wrong arguments."""
     cdef Py_ssize_t i, count = 0 if names == NULL else PyTuple_GET_SIZE(<tuple>names)
     arguments = [<object>given[i] for i in range(positional)]
     keywords = {<object>PyTuple_GET_ITEM(<tuple>names, i): <object>given[positional + i] for i in range(count)}

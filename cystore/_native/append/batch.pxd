@@ -1,10 +1,10 @@
-"""Batches: what one may be, checked before anything is written, and the results of its messages."""
+"""Batches: the checks before anything is written, and the results of the messages."""
 
 from libc.stdint cimport int64_t
 from libc.string cimport memcmp
 
 from cystore._native.layout cimport (BLANK_SIZE_MIN, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT, takes_queue_offset)
-from cystore._native.append.steps cimport BATCH_STEP, let_others_run
+from cystore._native.append.steps cimport BATCH_STEP, yield_gil
 from cystore._native.record.message cimport put_result
 from cystore._native.record.record_write cimport append_item
 
@@ -20,7 +20,7 @@ cdef inline int64_t batch_bytes(const append_item* items, Py_ssize_t count) noex
 
 
 cdef inline int check_batch(const append_item* items, Py_ssize_t count, int64_t bytes_max) except -1:
-    """What CommitLog.asyncPutMessages and its encoder refuse."""
+    """Refuses the batches that CommitLog.asyncPutMessages and its encoder refuse."""
     cdef const append_item* item
     cdef int64_t size = batch_bytes(items, count)
     cdef Py_ssize_t i
@@ -46,7 +46,7 @@ cdef inline int check_batch(const append_item* items, Py_ssize_t count, int64_t 
 
 
 cdef inline int check_together(const append_item* items, Py_ssize_t count, int64_t file_bytes) except -1:
-    """One segment has to hold them."""
+    """Refuses messages that do not fit one segment."""
     cdef int64_t size = batch_bytes(items, count)
     if size + <int64_t>BLANK_SIZE_MIN > file_bytes:
         raise MessageIllegalError(f"messages: their records have {size} bytes, a whole commit log file {file_bytes}")
@@ -60,5 +60,5 @@ cdef inline list results_of(const append_item* items, Py_ssize_t count):
         results.append(put_result(items[i].physical_offset, items[i].queue_offset, items[i].size,
                                   items[i].store_timestamp))
         if i & (<Py_ssize_t>BATCH_STEP - 1) == <Py_ssize_t>BATCH_STEP - 1:
-            let_others_run()
+            yield_gil()
     return results

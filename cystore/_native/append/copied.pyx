@@ -1,7 +1,7 @@
-"""Records that another store appended, copied to the same place of this one's log: a slave follows its master with it.
+"""Copies records of another store to the same place of this store's log: a slave follows its master with it.
 
-All of a record is checked before the lock is taken; the order of steps under the lock is that of an append
-(append.pyx), so a kill leaves what a kill inside of an append leaves. Source: CommitLog.appendData,
+All checks of a record come before the lock. The steps under the lock are those of an append (append.pyx) in the same
+order, so a kill leaves the same states. Source: CommitLog.appendData,
 DefaultMessageStore.appendToCommitLog, which check nothing.
 """
 
@@ -35,17 +35,17 @@ from cystore._native.record.record import STATUS_NAMES
 from cystore.errors import CorruptRecordError, StoreError
 
 cdef enum:
-    MOST_RECORDS = 4096         # of one append, with the lock held
-    MOST_BYTES = 1 << 20        # some 0.3 ms; a longer record goes by itself
+    RECORDS_MAX = 4096          # of one append, with the lock held
+    BYTES_MAX = 1 << 20         # takes some 0.3 ms; a longer record is appended by itself
 
 cdef int64_t QUEUE_OFFSET_MAX = 1 << 56
-cdef int64_t GAP_MAX = 1 << 20   # of queue offsets without records in one queue; see given_up.py
+cdef int64_t GAP_MAX = 1 << 20   # of queue offsets without records in one queue; see given_up_offsets.py
 
-# A checked record; pointers into the caller's bytes.
+# A checked record. Its pointers lead into the caller's bytes.
 cdef struct copied_record:
     const uint8_t* start
     const uint8_t* topic
-    int64_t at                  # behind the first of the batch
+    int64_t at                  # distance from the batch's first byte
     int64_t queue_offset
     int64_t store_timestamp
     queue_entry* entry
@@ -53,13 +53,13 @@ cdef struct copied_record:
     int32_t topic_len
     int32_t queue_id
     bint counts                 # takes a queue offset
-    bint is_light               # is in `light` too
+    bint is_light               # is in the light queues too
     light_queues light
 
 
 cdef queue_entry* _queue_at(control_block* block, const uint8_t* topic, int topic_len, int32_t queue_id,
                             int64_t queue_offset) noexcept nogil:
-    """A queue; a new one begins with this offset. NULL when there is no room for it."""
+    """Finds or adds a queue; a new queue begins with this offset. NULL when there is no room for it."""
     cdef queue_entry* entry = control_find_queue(block, topic, topic_len, queue_id)
     if entry != NULL:
         return entry
@@ -119,15 +119,15 @@ cdef class CopiedRecords:
     cdef bint has_buffer
     cdef Py_ssize_t count
     cdef readonly int64_t position      # of the first record
-    cdef readonly int64_t length        # of all of them
-    cdef readonly int64_t blank         # length of the blank behind them, 0: there is none at hand
-    # length of the record behind them, when its begin is at hand and its end is not; else 0
+    cdef readonly int64_t length        # of all records
+    cdef readonly int64_t blank         # length of the blank behind them; 0: the bytes have none
+    # length of the record behind them, when the bytes have its begin and not its end; else 0
     cdef readonly int64_t short
-    cdef readonly bint any_of_ours      # a record in cystore's own format
+    cdef readonly bint has_cystore_records  # a record is in cystore's own format
 
     def __cinit__(self, Control control not None):
         self.control = control
-        self.records = <copied_record*>PyMem_Malloc(MOST_RECORDS * sizeof(copied_record))
+        self.records = <copied_record*>PyMem_Malloc(RECORDS_MAX * sizeof(copied_record))
         if self.records == NULL:
             raise MemoryError
 
@@ -137,7 +137,7 @@ cdef class CopiedRecords:
         PyMem_Free(self.records)
 
     def forget(self):
-        """Lets the caller's bytes go."""
+        """Releases the caller's bytes."""
         self.count = 0
         self.length = self.blank = self.short = 0
         if self.has_buffer:
@@ -145,9 +145,9 @@ cdef class CopiedRecords:
             PyBuffer_Release(&self.buffer)
 
     def check(self, data, Py_ssize_t begin, Py_ssize_t end, int64_t position, int64_t file_end):
-        """Takes the whole records at data[begin:end], the first of which stands at log position `position` in a file
-        that ends at `file_end`; returns their number. The bytes are kept, and must not change, until `forget` or the
-        next `check`.
+        """Checks the whole records in data[begin:end] and returns their number. The first record belongs to log
+        position `position`, in a file that ends at `file_end`. The bytes must not change until `forget` or the next
+        `check`.
 
         Raises CorruptRecordError when the first is no intact record of that place.
         """
@@ -156,13 +156,13 @@ cdef class CopiedRecords:
         PyObject_GetBuffer(data, &self.buffer, PyBUF_SIMPLE)
         self.has_buffer = True
         if not 0 <= begin <= end <= self.buffer.len or not 0 <= position <= file_end:
-            raise ValueError("outside of the given bytes")
+            raise ValueError("the range is outside of the given bytes, or the position outside of the file")
         self.position = position
-        self.any_of_ours = False
+        self.has_cystore_records = False
         with nogil:
             status = self._gather(<const uint8_t*>self.buffer.buf + begin, end - begin, file_end)
         if self.count == 0 and status not in (RECORD_OK, RECORD_SHORT, RECORD_BLANK):
-            raise CorruptRecordError(f"no record was sent: {STATUS_NAMES[status]}", offset=position)
+            raise CorruptRecordError(f"the copied bytes are no intact record: {STATUS_NAMES[status]}", offset=position)
         return self.count
 
     cdef int _gather(self, const uint8_t* p, int64_t available, int64_t file_end) noexcept nogil:
@@ -171,7 +171,7 @@ cdef class CopiedRecords:
         cdef int status
         cdef int64_t at = 0, room
         walk_begin(&v)
-        while self.count < MOST_RECORDS and at < MOST_BYTES:
+        while self.count < RECORDS_MAX and at < BYTES_MAX:
             room = file_end - self.position - at
             status = record_at(p + at, <size_t>min(available - at, room), self.position + at, file_end, True, &v)
             if status == RECORD_SHORT and available - at >= <int64_t>BLANK_SIZE_MIN:
@@ -186,7 +186,7 @@ cdef class CopiedRecords:
                 return status
             if v.total_size + <int64_t>BLANK_SIZE_MIN > room or not 0 <= v.queue_offset < QUEUE_OFFSET_MAX:
                 return RECORD_BAD_LENGTH
-            # RocketMQ's checksum does not cover the offset; each of the messages before it took some room of the log.
+            # RocketMQ's checksum does not cover the offset. Each earlier message of the queue took room of the log.
             if v.magic == RECORD_MAGIC_ROCKETMQ and v.queue_offset * <int64_t>RECORD_SIZE_MIN > self.position + at:
                 return RECORD_BAD_POSITION
             r = &self.records[self.count]
@@ -198,15 +198,15 @@ cdef class CopiedRecords:
             r.counts = takes_queue_offset(v.sys_flag)
             r.entry = NULL
             r.is_light = r.counts and light_begin(&v, &r.light)
-            self.any_of_ours |= v.magic == RECORD_MAGIC_CYSTORE
+            self.has_cystore_records |= v.magic == RECORD_MAGIC_CYSTORE
             self.count += 1
             at += r.size
             self.length = at
         return RECORD_OK
 
     def append(self, MappedFile file not None):
-        """Writes the checked records to the segment `file`, under the append lock. Gives DONE, or what has to be done
-        first: nothing was written then. Raises StoreError when the log does not end where the batch begins."""
+        """Writes the checked records to the segment `file`, under the append lock. Returns DONE, or the obstacle; then
+        no record was appended. Raises StoreError when the log does not end where the batch begins."""
         cdef control_block* block = self.control.checked()
         cdef int status
         if not file.writable or not file.base <= self.position \
@@ -246,7 +246,7 @@ cdef class CopiedRecords:
             if r.is_light:
                 _claim_light(block, r)
         failpoint("copied.claimed")
-        for i in range(self.count - 1, -1, -1):  # see append_items
+        for i in range(self.count - 1, -1, -1):  # the last record first: see append_items
             memcpy(p + self.records[i].at, self.records[i].start, self.records[i].size)
             release_fence()
         failpoint("copied.before_publish")
@@ -267,8 +267,8 @@ cdef class CopiedRecords:
         return APPEND_OK
 
     cdef bint _find_queue(self, control_block* block, copied_record* r) noexcept nogil:
-        """A queue that is new begins with its first record here: the log may begin behind the queue's first
-        messages."""
+        """Finds or adds the record's queue. A new queue begins with this record: the log may begin behind the queue's
+        first messages."""
         r.entry = _queue_at(block, r.topic, r.topic_len, r.queue_id, r.queue_offset)
         return r.entry != NULL
 

@@ -37,7 +37,7 @@ cdef inline bint _next_name(const uint8_t** at, const uint8_t* end, const uint8_
 
 
 cdef uint32_t _light_known(control_block* block) noexcept nogil:
-    """How many light queues there are, without those whose files were removed."""
+    """The number of light queues, without queues whose files were removed."""
     cdef uint32_t slot, count = 0
     cdef queue_entry* entry
     for slot in range(min(load_u32(&block.queue_count), block.max_queues)):
@@ -48,15 +48,15 @@ cdef uint32_t _light_known(control_block* block) noexcept nogil:
     return count
 
 
-cdef int light_check(control_block* block, append_item* item, property_buffer* buffer, int64_t most) except -1:
+cdef int light_check(control_block* block, append_item* item, property_buffer* buffer, int64_t queues_max) except -1:
     cdef property_view found
     cdef const uint8_t* start = buffer.start + buffer.length - item.properties_len
     cdef const uint8_t* at
     cdef const uint8_t* end
     cdef const uint8_t* name
-    cdef const uint8_t* seen
-    cdef const uint8_t* other
-    cdef int length = 0, other_len = 0, unknown = 0
+    cdef const uint8_t* earlier
+    cdef const uint8_t* earlier_name
+    cdef int length = 0, earlier_len = 0, unknown = 0
     found.value, found.value_len = NULL, 0
     if block == NULL:
         raise StoreClosedError("the store was closed meanwhile")
@@ -75,9 +75,9 @@ cdef int light_check(control_block* block, append_item* item, property_buffer* b
                     "letters, digits, %, |, _ and -; commas separate several")
         if item.light_count == LIGHT_QUEUES_MAX:
             _refuse(f"at most {LIGHT_QUEUES_MAX} light queues of a message")
-        seen = found.value
-        while _next_name(&seen, name - 1, &other, &other_len):
-            if other_len == length and memcmp(other, name, length) == 0:
+        earlier = found.value
+        while _next_name(&earlier, name - 1, &earlier_name, &earlier_len):
+            if earlier_len == length and memcmp(earlier_name, name, length) == 0:
                 _refuse(f"{name[:length].decode()} is named twice")
         if item.queue_id == 0 and item.topic_len == length and memcmp(item.topic, name, length) == 0:
             _refuse(f"{name[:length].decode()} is the message's own queue")
@@ -86,26 +86,27 @@ cdef int light_check(control_block* block, append_item* item, property_buffer* b
     if item.properties_len + light_room(item) > <int>PROPERTIES_BYTES_MAX:
         _refuse(f"the properties have up to {item.properties_len + light_room(item)} bytes with the queue offsets, at "
                 f"most {PROPERTIES_BYTES_MAX}")
-    # All slots are looked at only where they could be too many.
-    if unknown and unknown + load_u32(&block.queue_count) > most and unknown + _light_known(block) > most:
+    # Walks over all slots only if there could be too many light queues.
+    if unknown and unknown + load_u32(&block.queue_count) > queues_max and unknown + _light_known(block) > queues_max:
         raise StoreFullError(f"the store has {_light_known(block)} light queues, and the message makes {unknown} more; "
-                             f"at most max_lmq_consume_queue_num = {most}")
+                             f"at most max_lmq_consume_queue_num = {queues_max}")
     property_room(buffer, light_room(item))
     item.light_base = item.properties_len
     return 0
 
 
-cdef int light_check_list(control_block* block, const append_item* items, Py_ssize_t count, int64_t most) except -1:
+cdef int light_check_list(control_block* block, const append_item* items, Py_ssize_t count,
+                          int64_t queues_max) except -1:
     cdef const uint8_t* at
     cdef const uint8_t* end
     cdef const uint8_t* name
     cdef int length = 0
-    cdef int64_t named = 0
+    cdef int64_t total = 0
     cdef Py_ssize_t i
     cdef set new
     for i in range(count):
-        named += items[i].light_count
-    if named == 0 or named + load_u32(&block.queue_count) <= most:
+        total += items[i].light_count
+    if total == 0 or total + load_u32(&block.queue_count) <= queues_max:
         return 0
     new = set()
     for i in range(count):
@@ -113,9 +114,9 @@ cdef int light_check_list(control_block* block, const append_item* items, Py_ssi
         while items[i].light_count and _next_name(&at, end, &name, &length):
             if control_find_queue(block, name, length, 0) == NULL:
                 new.add(name[:length])
-    if new and len(new) + <int64_t>_light_known(block) > most:
+    if new and len(new) + <int64_t>_light_known(block) > queues_max:
         raise StoreFullError(f"the store has {_light_known(block)} light queues, and the messages make {len(new)} "
-                             f"more; at most max_lmq_consume_queue_num = {most}")
+                             f"more; at most max_lmq_consume_queue_num = {queues_max}")
     return 0
 
 

@@ -29,10 +29,10 @@ cdef enum:
     PUT_KEYWORDS
 
 cdef enum:
-    FLUSH_SYNC = 1              # until it is on the disk
-    FLUSH_REPLICATED = 2        # until a slave has it
+    FLUSH_SYNC = 1              # waits until the message is on the disk
+    FLUSH_REPLICATED = 2        # waits until a slave has the message
 
-# The other keyword arguments of a put; what they point to is the caller's.
+# The other keyword arguments of a put. The caller owns the objects.
 cdef struct put_options:
     PyObject* properties
     PyObject* unique_key
@@ -41,55 +41,55 @@ cdef struct put_options:
     int32_t queue_id
     int32_t flag
     int32_t delay_level
-    int flush               # FLUSH_SYNC, FLUSH_REPLICATED; 0: at once
+    int flush               # FLUSH_SYNC, FLUSH_REPLICATED; 0: does not wait
     bint special            # not for the fast path
 
 cdef enum:
-    LARGE_BODY_BYTES = 16 * 1024    # from here on the body's checksum is computed before the lock
+    LARGE_BODY_BYTES = 16 * 1024    # the checksum of a body this long is computed before the lock
     TOPIC_CACHE = 64
-    TAIL_BYTES = 384                # a cached_topic has 512 bytes then: its place is a shift
-    TAG_BYTES = 64                  # room for a tag's property; a longer one takes the general way
+    TAIL_BYTES = 384                # then a cached_topic has 512 bytes, and a shift finds its place
+    TAG_BYTES = 64                  # room for a tag's property; a longer tag does not take the fast path
 
-# A topic that was used lately, by the identity of its text, which is kept: so are the bytes that it points to.
+# A topic that was used lately, found by the identity of its text. A reference to the text keeps its bytes.
 cdef struct cached_topic:
     PyObject* topic
     const uint8_t* text
     int32_t length
     int32_t queue_id
     queue_entry* entry              # NULL: not known yet
-    PyObject* fast                  # the topic, when nothing more needs to be asked of it; NULL otherwise
+    PyObject* fast                  # the topic, when the fast path may take it; else NULL
     uint64_t before_tail            # 0
-    uint8_t[TAIL_BYTES] tail        # what follows the body of a record of this topic, with room for short properties
-    PyObject* tag                   # the one that was used last, which is kept
+    uint8_t[TAIL_BYTES] tail        # the end of the topic's records, behind the body, with room for short properties
+    PyObject* tag                   # the tag that was used last, a reference
     int32_t tag_length
-    uint8_t[TAG_BYTES] tag_property  # it, as it follows a key
+    uint8_t[TAG_BYTES] tag_property  # its property, as it follows a key
 
 
-# What an appender has; Appender is one.
+# The fields of an Appender that the fast path needs, too.
 cdef class FastAppender:
     cdef append_target target
     cdef Control control
     cdef MappedFile segment
     cdef readonly object policy
     cdef bytes store_host
-    cdef append_item blank          # what items of `put` begin with: our host, nothing else
+    cdef append_item blank          # the first state of an item of `put`: our host, nothing else
     cdef int64_t fast_body_bytes   # the longest body of the fast path; less than 0: none
     cdef int64_t file_bytes
     cdef int32_t max_body_bytes
-    cdef readonly PutResult last_result  # of the fast path; used again if the caller did not keep it
-    cdef put_options defaults       # what a put without any of these arguments has
+    cdef readonly PutResult last_result  # of the fast path; used again if the caller dropped it
+    cdef put_options defaults       # the options of a put without these arguments
     cdef int32_t delay_levels
     cdef int64_t light_queues_max   # 0: messages have no light queues
     cdef object store_put        # the store's `put`, for keywords that only it knows
     cdef Py_ssize_t active
     cdef list callers            # thread ids of the active calls
     cdef cached_topic topics[TOPIC_CACHE]
-    # Checks the keyword arguments; `values` are those of all of them, in the order of PUT_QUEUE_ID and so on.
+    # Checks the keyword arguments; `values` holds all of them, in the order of PUT_QUEUE_ID and so on.
     cdef int read_options(self, PyObject** values, put_options* options) except -1
-    # Appends one message of any kind, and waits for what is in the way.
+    # Appends one message of any kind, past all obstacles.
     cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options)
-    # Tells the policy of a put that took long.
-    cdef int tell_slow(self) except -1
+    # Reports a slow put to the policy.
+    cdef int report_slow_put(self) except -1
     # Returns when the message is durable, or replicated.
     cdef int sync_result(self, PutResult result, int flush) except -1
 
@@ -105,7 +105,7 @@ cdef int refuse_waiting(object topic, append_item* item) except -1
 
 
 cdef inline cached_topic* topic_place(FastAppender self, PyObject* topic, int32_t queue_id) noexcept:
-    """Where the topic is when it was used lately."""
+    """The cache entry of a topic, if the topic was used lately."""
     return &self.topics[(<uintptr_t>topic >> 5 ^ <uint32_t>queue_id) & (TOPIC_CACHE - 1)]
 
 

@@ -1,5 +1,5 @@
 """`put` as programs call it. Nearly every message takes the fast path, which checks nothing twice. Appender appends all
-other messages, and those that meet an obstacle. A kill leaves the same on both paths (append.pxd).
+other messages, and messages that meet an obstacle. A kill leaves the same states on both paths (append.pxd).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
@@ -35,20 +35,20 @@ cdef extern from "free_lock.h" nogil:
 cdef enum:
     PUT_POSITIONAL = 2
     PUT_FAST = 1 << PUT_KEYS | 1 << PUT_TAGS  # the keywords that nearly every call has
-    LAST_RESULT_UNUSED = 2  # references: the appender's, and the one by which we look
+    LAST_RESULT_UNUSED = 2  # references: the appender's, and the local reference of result_of
     NOTHING_APPENDED = -1
 
 
 cdef str exact_topic(object topic):
-    """The topic as a str. A subclass's object is never kept: it may run code when it goes. Its text is interned, so
-    that the same text is the same object next time too."""
+    """The topic as an exact str. The cache never holds an object of a subclass: its destructor may run code. The text
+    of such an object is interned, so that the same text is the same object next time."""
     if PyUnicode_CheckExact(topic):
         return exact_text("topic", topic, MessageIllegalError)
     return <str>sys.intern(exact_text("topic", topic, MessageIllegalError))
 
 
 cdef int refuse_waiting(object topic, append_item* item) except -1:
-    """For a topic as long as that of waiting messages."""
+    """Refuses the topic of waiting messages. Called for a topic of the same length."""
     if memcmp(item.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
         raise MessageIllegalError(f"topic: {topic} is reserved for delayed messages; put to the message's own "
                                   "topic with delay_level")
@@ -67,7 +67,7 @@ cdef class FastAppender:
     cdef int sync_result(self, PutResult result, int flush) except -1:
         raise TypeError("only an Appender appends")
 
-    cdef int tell_slow(self) except -1:
+    cdef int report_slow_put(self) except -1:
         cdef int64_t took_ms = self.target.slow_ms
         self.target.slow_ms = 0
         self.policy.slow_put(took_ms, "was appended")
@@ -89,8 +89,7 @@ cdef inline int append_at_once(FastAppender self, append_item* item) noexcept:
 
 
 cdef bint learn_tag(cached_topic* cached, PyObject* tag) noexcept:
-    """Keeps a tag as the property that it makes. False when it is no short text in ASCII, or more than that to
-    Python."""
+    """Caches the property of a tag. False when the tag is no short ASCII text, or an object of a subclass."""
     cdef uint8_t* end
     if not PyUnicode_CheckExact(<object>tag):
         return False
@@ -107,8 +106,8 @@ cdef bint learn_tag(cached_topic* cached, PyObject* tag) noexcept:
 
 
 cdef inline int32_t fast_properties(cached_topic* cached, PyObject* keys, PyObject* tag) noexcept:
-    """Writes keys and tag into the topic's tail and returns their length; -1 when they are not short ASCII texts, which
-    Appender writes."""
+    """Writes keys and tag into the topic's tail and returns their length; -1 when they are not short ASCII texts:
+    then Appender writes them."""
     cdef uint8_t* begin = cached.tail + cached.length + <int32_t>RECORD_TAIL_FIXED_BYTES
     cdef uint8_t* at = begin
     cdef const uint8_t* source
@@ -122,17 +121,17 @@ cdef inline int32_t fast_properties(cached_topic* cached, PyObject* keys, PyObje
         if cached.tag != tag and not learn_tag(cached, tag):
             return -1
         source, length = cached.tag_property, cached.tag_length
-        if at == begin:  # nothing to be separated from
+        if at == begin:  # no key, so no separator
             source, length = source + 1, length - 1
-        memcpy(at, source, TAG_BYTES - 1)  # a constant length: moves
+        memcpy(at, source, TAG_BYTES - 1)  # a constant length: compiled to moves
         at += length
     return <int32_t>(at - begin)
 
 
 cdef inline bint append_fast(FastAppender self, PyObject* topic, PyObject* body, PyObject* keys, PyObject* tags,
                              const put_options* options, append_item* item) noexcept:
-    """Appends the message and fills `item`, if the message is an ordinary one and there is no obstacle. No Python code
-    runs meanwhile, so no other thread does: this call has `self` to itself."""
+    """Appends the message and fills `item`, if the message is ordinary and there is no obstacle. No Python code runs
+    meanwhile, so no other thread uses `self`."""
     cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
     cdef int32_t properties_len
     if self.target.block == NULL or cached.fast != topic or cached.queue_id != options.queue_id or options.special \
@@ -154,7 +153,7 @@ cdef inline bint append_fast(FastAppender self, PyObject* topic, PyObject* body,
     item.queue_id = options.queue_id
     item.flag = options.flag
     item.entry = cached.entry
-    # Constants wherever the item is used.
+    # The compiler knows these values wherever the item is used.
     item.topic = item.properties = NULL
     item.sys_flag = item.reconsume_times = 0
     item.born_timestamp = -1
@@ -181,7 +180,7 @@ cdef inline PutResult result_of(FastAppender self, const append_item* item):
 cdef tuple _keywords = tuple([sys.intern(name) for name in (
     "queue_id", "keys", "tags", "properties", "flag", "flush", "unique_key", "delay_level",
     "busy_timeout_ms", "expires_at_ms")])
-cdef PyObject* _known = <PyObject*>_keywords  # without a reference for each call
+cdef PyObject* _keyword_names = <PyObject*>_keywords  # a call takes no reference
 cdef tuple _defaults = (0, (), None, None, 0, None, None, 0, None, None)
 
 
@@ -194,14 +193,14 @@ cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObj
     cdef append_item item
     cdef put_options* options = &(<FastAppender>appender).defaults
     cdef PutResult result
-    cdef int named = KEYWORDS_UNKNOWN
+    cdef int keyword_bits = KEYWORDS_UNKNOWN
     values[PUT_KEYS] = values[PUT_TAGS] = <PyObject*>None
     if positional == PUT_POSITIONAL:
-        named = place_keywords(given + positional, names, _known, &_callers, values)
-    if named & ~PUT_FAST:
-        if named == KEYWORDS_UNKNOWN:
+        keyword_bits = place_keywords(given + positional, names, _keyword_names, &_callers, values)
+    if keyword_bits & ~PUT_FAST:
+        if keyword_bits == KEYWORDS_UNKNOWN:
             return call_python((<FastAppender>appender).store_put, given, positional, names)
-        place_defaults(_defaults, named, values)
+        place_defaults(_defaults, keyword_bits, values)
         options = &own
         (<FastAppender>appender).read_options(values, options)
     if not append_fast(<FastAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options,
@@ -210,7 +209,7 @@ cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObj
                                                  values[PUT_TAGS], options)
     result = result_of(<FastAppender>appender, &item)
     if (<FastAppender>appender).target.slow_ms:
-        (<FastAppender>appender).tell_slow()
+        (<FastAppender>appender).report_slow_put()
     if options.flush:
         (<FastAppender>appender).sync_result(result, options.flush)
     return result
@@ -230,7 +229,7 @@ _definition.ml_doc = (
 
 
 def put_function(FastAppender appender not None, owner, store_put):
-    """What `appender.put` does, as a function for programs to call: it is faster. It keeps `owner`. Calls with other
-    keywords go to `store_put`."""
+    """`appender.put` as a function for programs to call: it is faster. It holds a reference to `owner`. Calls with
+    other keywords go to `store_put`."""
     appender.store_put = store_put
     return PyCFunction_NewEx(&_definition, appender, owner)

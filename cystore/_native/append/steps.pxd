@@ -1,25 +1,25 @@
-# Long loops in C, step by step. The interpreter does not ask such a loop for its lock: the loop offers it now and then.
+# Long loops in C, step by step. The interpreter does not ask such a loop for the GIL: the loop gives it back at times.
 
 cdef enum:
     BATCH_STEP = 4096  # messages, or KiB copied, between two moments in which other threads may run
 
 
-cdef inline int let_others_run() except -1:
-    """A long loop in C gives the GIL back now and then: the interpreter does not ask it to."""
+cdef inline int yield_gil() except -1:
+    """Gives the GIL back for a moment."""
     with nogil:
         pass
     return 0
 
 
 cdef inline list in_steps(object messages):
-    """The messages in a list of its own."""
+    """A new list of the messages."""
     cdef list gathered = []
     cdef Py_ssize_t first
     if type(messages) is not list and type(messages) is not tuple:
         return list(messages)
     for first in range(0, len(messages), <Py_ssize_t>BATCH_STEP):
         gathered += messages[first:first + <Py_ssize_t>BATCH_STEP]
-        let_others_run()
+        yield_gil()
     return gathered
 
 
@@ -27,6 +27,6 @@ cdef inline int let_go(list objects) except -1:
     """Drops many references step by step."""
     while len(objects) > <Py_ssize_t>BATCH_STEP:
         del objects[-<Py_ssize_t>BATCH_STEP:]
-        let_others_run()
+        yield_gil()
     objects.clear()
     return 0
