@@ -227,8 +227,8 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
     return APPEND_OK
 
 
-# Appends items[done:count]. One store publishes each run of items that fits a segment. `together`: all items are one run
-# in one segment; if they do not fit the rest of a segment, a blank fills that rest.
+# Appends items[done:count]. One store publishes each run of items that fits a segment. `together`: all items are one
+# run in one segment; if they do not fit the rest of a segment, a blank fills that rest.
 #
 # The caller passes its own `block`: another thread's `detach` can set the target's to NULL at any time.
 # `waits_since_ms` (coarse clock): when the caller began to wait for the lock or for room, 0 without a wait.

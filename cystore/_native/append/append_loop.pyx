@@ -1,6 +1,6 @@
 """The loop of an append. Under the lock it appends until it meets an obstacle: a missing segment, a full queue table,
-a disk without space, a dead owner, a lock that stays taken. Outside of the lock the policy removes it, or raises.
-`return self.policy.closed()` and similar calls never return: the policy raises its error.
+a disk without space, a dead owner, a lock that stays taken. Outside of the lock the policy removes the obstacle,
+or raises. `return self.policy.closed()` and similar calls never return: the policy raises its error.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t

@@ -1,9 +1,9 @@
 """Resources of the operating system that end with their objects: descriptors, a lock on a byte of a file, the name of
 a temporary file.
 
-A signal handler may raise between any two instructions of Python. Each of these objects therefore takes what it owns
-in one C call, and releases it in C: in `close`, at the end of its with block, or when the interpreter drops it before
-either.
+A signal handler may raise between any two instructions of Python. Each of these objects therefore takes its
+resource in one C call and releases it in C: in `close`, at the end of its with block, or when the interpreter drops the
+object before that.
 """
 
 cimport cython
@@ -31,10 +31,10 @@ cdef extern from *:
         return (int)syscall(SYS_openat2, folder, path, &how, sizeof how);
     }
 
-    /* An open-file-description lock on one byte; 0, or -1 with errno. */
+    /* Takes or gives back an open-file-description lock on one byte. Returns 0, or -1 with errno. */
     static int cystore_lock_byte(int fd, int kind, long long at, int wait) {
-        struct flock what = {.l_type = (short)kind, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
-        return fcntl(fd, wait ? 38 : 37, &what);  /* F_OFD_SETLKW, F_OFD_SETLK */
+        struct flock lock = {.l_type = (short)kind, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
+        return fcntl(fd, wait ? 38 : 37, &lock);  /* F_OFD_SETLKW, F_OFD_SETLK */
     }
     """
     int cystore_openat2(int folder, const char* path, int flags, uint64_t resolve) nogil
@@ -75,13 +75,14 @@ cdef class Descriptor:
 
 
 def open_in(int folder, name, int flags, int mode=0o600):
-    """openat(2), closed on exec: `name` beneath the open folder `folder` (AT_FDCWD: the working directory). Raises
-    OSError."""
+    """Opens `name` beneath the open folder `folder` (AT_FDCWD: the working directory) by openat(2), closed on exec.
+    Raises OSError."""
     return _opened(folder, name, flags, mode, False, 0)
 
 
 def open_beneath(int folder, name, int flags, uint64_t resolve):
-    """openat2(2), closed on exec; `resolve` are its RESOLVE_ flags. Raises OSError; ENOSYS before Linux 5.6."""
+    """Opens `name` by openat2(2), closed on exec; `resolve` are its RESOLVE_ flags. Raises OSError; ENOSYS before
+    Linux 5.6."""
     return _opened(folder, name, flags, 0, True, resolve)
 
 
@@ -141,7 +142,7 @@ cdef class InFolder:
 @cython.auto_pickle(False)
 cdef class Temporary:
     """The name of a file that is not finished yet: it is unlinked at the end of the with block, or when this object
-    is dropped. A file that was renamed meanwhile is not there under this name any more, and stays. Owns `folder`; a
+    is dropped. A file that was renamed meanwhile does not have this name any more, and stays. Owns `folder`; a
     with block gives `path`."""
 
     cdef Descriptor folder
@@ -165,7 +166,7 @@ cdef class Temporary:
         if self.folder is None or self.folder.fd < 0:
             return
         fd, self.folder.fd = self.folder.fd, -1
-        # ENOENT: it has its own name now; what a failing disk keeps goes at the next load
+        # ENOENT: the file was renamed. After another error the next load removes the file.
         unlinkat(fd, <const char*>self.name, 0)
         close(fd)
 
@@ -177,7 +178,7 @@ cdef class ByteLock:
     """A with block under a lock of one byte of an open file (F_OFD_SETLKW): other processes, and other openings of
     the file, wait.
 
-    Ctrl-C ends a wait. `waiting()` is called before one; its result's `set` is called behind it. With `owned` the
+    Ctrl-C ends a wait. `waiting()` is called before a wait, and `set` of its result after it. With `owned` the
     block's end closes the file too. Raises OSError.
     """
 
@@ -196,12 +197,12 @@ cdef class ByteLock:
 
     def __enter__(self):
         if not self._take(False):
-            told = None if self.waiting is None else self.waiting()
+            wait_ended = None if self.waiting is None else self.waiting()
             try:
                 self._take(True)
             finally:
-                if told is not None:
-                    told.set()
+                if wait_ended is not None:
+                    wait_ended.set()
 
     def __exit__(self, kind, error, trace):
         self.give()
@@ -234,8 +235,8 @@ cdef class ByteLock:
 @cython.auto_pickle(False)
 cdef class AtDrop:
     """Calls `call()` when it is dropped, also at the end of the process, unless `cancel` was called before. The
-    exception of a signal handler can end the call: then it is called again, up to CALLS times. An exception of the
-    last one is written to sys.stderr, as for any finalizer.
+    exception of a signal handler can end the call: then `call()` is repeated, up to CALLS times. An exception of the
+    last call is written to sys.stderr, as for any finalizer.
 
     weakref.finalize would run Python code of its own before the call: an exception there loses the call.
     """
@@ -246,7 +247,7 @@ cdef class AtDrop:
         self.call = call
 
     def cancel(self):
-        """Nothing is called any more."""
+        """From now on a drop calls nothing."""
         self.call = None
 
     def __del__(self):

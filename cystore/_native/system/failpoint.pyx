@@ -5,6 +5,6 @@ cdef extern from "failpoints.h" nogil:
 
 
 def failpoint(str name not None):
-    """Ends or stops this process when the environment names this place; nothing in other builds."""
+    """Kills or stops this process when the environment names this place. Does nothing in other builds."""
     cdef bytes text = name.encode()
     _failpoint(text)

@@ -1,4 +1,4 @@
-/* Named places where a test build can be killed or stopped; nothing in other builds.
+/* Named places where a process of a test build can be killed or stopped. Other builds do nothing there.
    CYSTORE_FAILPOINT="name" or "name:3" (third pass) or "name:3:stop". */
 #ifndef CYSTORE_FAILPOINTS_H
 #define CYSTORE_FAILPOINTS_H
@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The passes of this process. A place is compiled into several modules, and a test counts all of them together: the
-   environment tells a module which counter the first one made. */
+/* The counter of passes in this process. Several modules contain a place, and a test counts their passes together: the
+   environment holds the address of the counter that the first module made. */
 static inline int *failpoint_passes(void) {
     static int own, *shared;
     static int of_process;
@@ -37,7 +37,7 @@ static inline void failpoint(const char *name) {
     if (wanted[length] == ':' &&
         __atomic_add_fetch(failpoint_passes(), 1, __ATOMIC_SEQ_CST) != atoi(wanted + length + 1))
         return;
-    // To this thread: another one would stop while this goes on.
+    // raise() signals this thread: if another thread took the signal, this thread would go on for a moment.
     raise(strstr(wanted + length, ":stop") ? SIGSTOP : SIGKILL);
 }
 #else

@@ -1,7 +1,6 @@
-"""Lists and reads the files of a log that has very many short ones: few system calls for each file, and the GIL is free
-meanwhile.
+"""Lists and reads the files of a log with very many short files: few system calls for each file, without the GIL.
 
-Names are looked up in a folder that the caller holds open. No link is followed as the last part of a name.
+Names are looked up in a folder that the caller holds open. A link as the last part of a name is not followed.
 """
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
@@ -50,8 +49,8 @@ cdef struct file_list:
 
 
 cdef bint _read(int folder, int64_t base, uint8_t* to, int64_t length) noexcept nogil:
-    """One file; bytes that it lacks read as zeros. False if a system call fails: a caller that asks again, file by
-    file, is told why."""
+    """Reads one file; bytes behind its end become zeros. False if a system call fails: the caller can then read each
+    file by itself, for its error."""
     cdef char name[NAME_BYTES]
     cdef int64_t done = 0
     cdef ssize_t got = 1
@@ -71,8 +70,8 @@ cdef bint _read(int folder, int64_t base, uint8_t* to, int64_t length) noexcept 
 
 
 def read_files(int folder, int64_t base, int64_t file_bytes, int count, uint8_t[::1] buffer not None):
-    """Fills `buffer` with up to `count` files of `file_bytes` that follow each other from `base` on; gives how many
-    were read."""
+    """Fills `buffer` with up to `count` files of `file_bytes` that follow each other from `base` on; returns the
+    number of files that were read."""
     cdef int done = 0
     if file_bytes <= 0 or count < 0 or base < 0 or <int64_t>buffer.shape[0] // file_bytes < count \
             or base > INT64_MAX - buffer.shape[0]:
@@ -111,11 +110,11 @@ cdef bint _add(file_list* found, int64_t base, int64_t length) noexcept nogil:
 
 
 cdef bint _list(DIR* folder, int fd, const char* marker, file_list* found) noexcept nogil:
-    """False where something else stands in the folder, or the system says no."""
+    """False if the folder has an entry of another kind, or a system call fails."""
     cdef dirent* entry
     cdef stat_result status
     cdef int64_t base
-    cdef bint marks
+    cdef bint is_marker
     while True:
         errno = 0
         entry = readdir(folder)
@@ -123,25 +122,25 @@ cdef bint _list(DIR* folder, int fd, const char* marker, file_list* found) noexc
             return errno == 0
         if strcmp(entry.d_name, b".") == 0 or strcmp(entry.d_name, b"..") == 0:
             continue
-        marks = strcmp(entry.d_name, marker) == 0
-        base = 0 if marks else _base(entry.d_name)
+        is_marker = strcmp(entry.d_name, marker) == 0
+        base = 0 if is_marker else _base(entry.d_name)
         if base < 0:
             return False
         if fstatat(fd, entry.d_name, &status, AT_SYMLINK_NOFOLLOW) != 0:
-            if errno == ENOENT:     # the cleaner took it since
+            if errno == ENOENT:     # the cleaner has removed the file
                 continue
             return False
-        if not S_ISREG(status.st_mode) or (not marks and not _add(found, base, status.st_size)):
+        if not S_ISREG(status.st_mode) or (not is_marker and not _add(found, base, status.st_size)):
             return False
 
 
 def list_files(int folder, bytes marker not None):
-    """{base: length} of the files in a folder of log files; None where anything else stands there beside a file with
-    the name `marker`, or the system says no: the caller then looks at each name by itself, for its error."""
+    """{base: length} of the files in a folder of log files, without a file named `marker`. None if the folder has an
+    entry of another kind, or a system call fails: the caller then looks at each name by itself, for its error."""
     cdef file_list found
     cdef const char* name = marker
     cdef DIR* listing = NULL
-    cdef bint sound = False
+    cdef bint complete = False
     cdef int fd
     cdef size_t at
     memset(&found, 0, sizeof(file_list))
@@ -153,8 +152,8 @@ def list_files(int folder, bytes marker not None):
                 if listing == NULL:
                     close(fd)
                 else:
-                    sound = _list(listing, fd, name, &found)
+                    complete = _list(listing, fd, name, &found)
                     closedir(listing)
-        return {found.files[at].base: found.files[at].length for at in range(found.count)} if sound else None
+        return {found.files[at].base: found.files[at].length for at in range(found.count)} if complete else None
     finally:
         PyMem_RawFree(found.files)

@@ -1,7 +1,6 @@
-"""A look at the files of very many consume queues: a handful of system calls for each queue, and the GIL is free
-meanwhile.
+"""Looks at the files of very many consume queues: a handful of system calls for each queue, without the GIL.
 
-Names are looked up in a folder that the caller holds open. No link is followed as the last part of a name.
+Names are looked up in a folder that the caller holds open. A link as the last part of a name is not followed.
 """
 
 from libc.errno cimport ENOENT, errno
@@ -33,14 +32,14 @@ cdef enum:
 
 
 cdef inline uint64_t _mixed(uint64_t mark, uint64_t value) noexcept nogil:
-    """Murmur's finalizer over both."""
+    """Murmur's finalizer over `mark` and `value`."""
     mark = (mark ^ value) * <uint64_t>0xff51afd7ed558ccd
     mark = (mark ^ (mark >> 33)) * <uint64_t>0xc4ceb9fe1a85ec53
     return mark ^ (mark >> 33)
 
 
 cdef uint64_t _mark(int folder, uint32_t queue_id, int64_t first, int64_t last, int64_t file_bytes) noexcept nogil:
-    """0 where something is not as it should be."""
+    """The number of one queue, as `marks` returns it."""
     cdef char name[NAME_BYTES]
     cdef file_status found
     cdef unsigned int mask = STATX_TYPE | STATX_INO | STATX_SIZE | STATX_CTIME
@@ -69,7 +68,7 @@ def marks(int folder, const uint32_t[::1] queue_ids, const int64_t[::1] firsts, 
     cdef Py_ssize_t count = queue_ids.shape[0]
     cdef Py_ssize_t i
     if firsts.shape[0] != count or lasts.shape[0] != count or file_bytes <= 0:
-        raise ValueError("the arrays have different lengths")
+        raise ValueError("the arrays have different lengths, or file_bytes is not above 0")
     found = array("Q", bytes(8 * count))
     cdef uint64_t[::1] out = found
     with nogil:
