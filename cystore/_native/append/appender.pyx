@@ -353,7 +353,7 @@ cdef class Appender(AppendLoop):
         cdef Py_ssize_t count, i, room, done = 0, work = 0
         cdef Message message
         cdef bytes host
-        cdef list keep = []
+        cdef list references = []
         cdef object last_topic = None
         try:
             batch = in_steps(messages)
@@ -390,15 +390,15 @@ cdef class Appender(AppendLoop):
                     host = <bytes>message._born_host
                     set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
                 elif message.source is None:
-                    if message._topic is not last_topic:  # last_topic is a str, and `keep` has it
+                    if message._topic is not last_topic:  # last_topic is a str, and `references` has it
                         last_topic = exact_topic(message._topic)
-                        keep.append(last_topic)
+                        references.append(last_topic)
                     self._own_topic(last_topic, message._queue_id, item)
                     item.born_timestamp = message._born_timestamp_ms
                     body = message._body
                     if not PyBytes_CheckExact(body):
                         body = exact_bytes(body)
-                        keep.append(body)
+                        references.append(body)
                         work += PyBytes_GET_SIZE(body) >> 10
                     self._body(body, item)
                     item.properties_len = put_properties(&buffer, <PyObject*>message._keys, <PyObject*>message._tags,
@@ -457,7 +457,7 @@ cdef class Appender(AppendLoop):
                 if buffer.on_heap:
                     free(buffer.start)
             let_go(batch)
-            let_go(keep)
+            let_go(references)
 
     cdef int _copy_properties(self, property_buffer* buffer, append_item* item, const uint8_t* start,
                               Py_ssize_t length) except -1:

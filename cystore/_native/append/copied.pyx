@@ -52,7 +52,7 @@ cdef struct copied_record:
     int32_t size
     int32_t topic_len
     int32_t queue_id
-    bint counts                 # takes a queue offset
+    bint has_queue_offset
     bint is_light               # is in the light queues too
     light_queues light
 
@@ -74,29 +74,29 @@ cdef queue_entry* _queue_at(control_block* block, const uint8_t* topic, int topi
 
 
 cdef void _claim_light(control_block* block, copied_record* r) noexcept nogil:
-    cdef light_queues left = r.light
+    cdef light_queues remaining = r.light
     cdef light_place place
     cdef queue_entry* entry
-    while light_next(&left, &place):
+    while light_next(&remaining, &place):
         entry = control_find_queue(block, place.name, place.name_len, 0)
         if entry.claimed <= place.queue_offset:
             store_i64(&entry.claimed, place.queue_offset + 1)
 
 
 cdef void _publish_light(control_block* block, copied_record* r) noexcept nogil:
-    cdef light_queues left = r.light
+    cdef light_queues remaining = r.light
     cdef light_place place
     cdef queue_entry* entry
-    while light_next(&left, &place):
+    while light_next(&remaining, &place):
         entry = control_find_queue(block, place.name, place.name_len, 0)
         if load_i64(&entry.next) <= place.queue_offset:
             store_i64(&entry.next, place.queue_offset + 1)
 
 
 cdef void _wake_light(control_block* block, copied_record* r) noexcept nogil:
-    cdef light_queues left = r.light
+    cdef light_queues remaining = r.light
     cdef light_place place
-    while light_next(&left, &place):
+    while light_next(&remaining, &place):
         control_wake_queue(control_find_queue(block, place.name, place.name_len, 0))
 
 
@@ -195,9 +195,9 @@ cdef class CopiedRecords:
             r.size = v.total_size
             r.topic, r.topic_len, r.queue_id = v.topic, v.topic_len, v.queue_id
             r.queue_offset, r.store_timestamp = v.queue_offset, v.store_timestamp
-            r.counts = takes_queue_offset(v.sys_flag)
+            r.has_queue_offset = takes_queue_offset(v.sys_flag)
             r.entry = NULL
-            r.is_light = r.counts and light_begin(&v, &r.light)
+            r.is_light = r.has_queue_offset and light_begin(&v, &r.light)
             self.has_cystore_records |= v.magic == RECORD_MAGIC_CYSTORE
             self.count += 1
             at += r.size
@@ -231,9 +231,9 @@ cdef class CopiedRecords:
             return APPEND_NEED_SPACE
         for i in range(self.count):
             r = &self.records[i]
-            if r.counts and not self._find_queue(block, r):
+            if r.has_queue_offset and not self._find_queue(block, r):
                 return APPEND_NEED_QUEUES
-            if r.counts and r.queue_offset - r.entry.claimed > GAP_MAX + i:
+            if r.has_queue_offset and r.queue_offset - r.entry.claimed > GAP_MAX + i:
                 return APPEND_UNREADABLE
             if r.is_light and not self._find_light(block, r):
                 return APPEND_NEED_QUEUES
@@ -241,7 +241,7 @@ cdef class CopiedRecords:
         begin_intent(block, self.position, self.position + self.length, timestamp)
         for i in range(self.count):
             r = &self.records[i]
-            if r.counts and r.entry.claimed <= r.queue_offset:
+            if r.has_queue_offset and r.entry.claimed <= r.queue_offset:
                 store_i64(&r.entry.claimed, r.queue_offset + 1)
             if r.is_light:
                 _claim_light(block, r)
@@ -256,7 +256,7 @@ cdef class CopiedRecords:
         store_i64(&block.last_record, self.position + self.records[self.count - 1].at)
         for i in range(self.count):
             r = &self.records[i]
-            if r.counts and load_i64(&r.entry.next) <= r.queue_offset:
+            if r.has_queue_offset and load_i64(&r.entry.next) <= r.queue_offset:
                 store_i64(&r.entry.next, r.queue_offset + 1)
             if r.is_light:
                 _publish_light(block, r)
@@ -273,9 +273,9 @@ cdef class CopiedRecords:
         return r.entry != NULL
 
     cdef bint _find_light(self, control_block* block, copied_record* r) noexcept nogil:
-        cdef light_queues left = r.light
+        cdef light_queues remaining = r.light
         cdef light_place place
-        while light_next(&left, &place):
+        while light_next(&remaining, &place):
             if _queue_at(block, place.name, place.name_len, 0, place.queue_offset) == NULL:
                 return False
         return True

@@ -24,15 +24,15 @@ cdef enum:
 cdef inline bint _next_name(const uint8_t** at, const uint8_t* end, const uint8_t** name, int* length) noexcept nogil:
     """The next of the names in a property's value."""
     cdef const uint8_t* begin = at[0]
-    cdef const uint8_t* behind
+    cdef const uint8_t* name_end
     if begin > end:
         return False
-    behind = <const uint8_t*>memchr(begin, LIGHT_SEPARATOR, end - begin)
-    if behind == NULL:
-        behind = end
+    name_end = <const uint8_t*>memchr(begin, LIGHT_SEPARATOR, end - begin)
+    if name_end == NULL:
+        name_end = end
     name[0] = begin
-    length[0] = <int>(behind - begin)
-    at[0] = behind + 1
+    length[0] = <int>(name_end - begin)
+    at[0] = name_end + 1
     return True
 
 
@@ -56,7 +56,7 @@ cdef int light_check(control_block* block, append_item* item, property_buffer* b
     cdef const uint8_t* name
     cdef const uint8_t* earlier
     cdef const uint8_t* earlier_name
-    cdef int length = 0, earlier_len = 0, unknown = 0
+    cdef int length = 0, earlier_len = 0, new_queues = 0
     found.value, found.value_len = NULL, 0
     if block == NULL:
         raise StoreClosedError("the store was closed meanwhile")
@@ -81,15 +81,16 @@ cdef int light_check(control_block* block, append_item* item, property_buffer* b
                 _refuse(f"{name[:length].decode()} is named twice")
         if item.queue_id == 0 and item.topic_len == length and memcmp(item.topic, name, length) == 0:
             _refuse(f"{name[:length].decode()} is the message's own queue")
-        unknown += control_find_queue(block, name, length, 0) == NULL
+        new_queues += control_find_queue(block, name, length, 0) == NULL
         item.light_count += 1
     if item.properties_len + light_room(item) > <int>PROPERTIES_BYTES_MAX:
         _refuse(f"the properties have up to {item.properties_len + light_room(item)} bytes with the queue offsets, at "
                 f"most {PROPERTIES_BYTES_MAX}")
     # Walks over all slots only if there could be too many light queues.
-    if unknown and unknown + load_u32(&block.queue_count) > queues_max and unknown + _light_known(block) > queues_max:
-        raise StoreFullError(f"the store has {_light_known(block)} light queues, and the message makes {unknown} more; "
-                             f"at most max_lmq_consume_queue_num = {queues_max}")
+    if new_queues and new_queues + load_u32(&block.queue_count) > queues_max \
+            and new_queues + _light_known(block) > queues_max:
+        raise StoreFullError(f"the store has {_light_known(block)} light queues, and the message makes "
+                             f"{new_queues} more; at most max_lmq_consume_queue_num = {queues_max}")
     property_room(buffer, light_room(item))
     item.light_base = item.properties_len
     return 0

@@ -189,7 +189,7 @@ cdef known_callers _callers
 
 cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObject* names):
     cdef PyObject* values[PUT_KEYWORDS]
-    cdef put_options own
+    cdef put_options call_options
     cdef append_item item
     cdef put_options* options = &(<FastAppender>appender).defaults
     cdef PutResult result
@@ -201,7 +201,7 @@ cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObj
         if keyword_bits == KEYWORDS_UNKNOWN:
             return call_python((<FastAppender>appender).store_put, given, positional, names)
         place_defaults(_defaults, keyword_bits, values)
-        options = &own
+        options = &call_options
         (<FastAppender>appender).read_options(values, options)
     if not append_fast(<FastAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options,
                         &item):

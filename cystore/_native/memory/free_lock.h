@@ -42,7 +42,7 @@ static inline struct robust_list *link_of(pthread_mutex_t *mutex) {
 }
 
 /* A kill can end a thread between two stores, and the kernel then reads this memory: the stores keep their order. */
-#define STORED_BEFORE() __asm__ volatile("" ::: "memory")
+#define KEEP_STORE_ORDER() __asm__ volatile("" ::: "memory")
 
 /* Returns 1 if the mutex was free. A kill at any step is safe: the kernel looks at the mutex in `list_op_pending` too,
  * and releases it if its word has our thread id. A mutex in the state ENOTRECOVERABLE would look free too. No mutex
@@ -52,19 +52,19 @@ static inline int free_lock_take(pthread_mutex_t *mutex) {
     int free_word = 0, taken;
     if (own_list_at == 0 || list->list.next != &list->list) return 0;
     list->list_op_pending = link_of(mutex);
-    STORED_BEFORE();
+    KEEP_STORE_ORDER();
     taken = __atomic_compare_exchange_n(&mutex->__data.__lock, &free_word, own_thread_id(list), 0, __ATOMIC_ACQUIRE,
                                         __ATOMIC_RELAXED);
     if (taken) {
         mutex->__data.__list.__next = mutex->__data.__list.__prev = (void *)list;
         *link_back(list) = link_of(mutex);
-        STORED_BEFORE();
+        KEEP_STORE_ORDER();
         list->list.next = link_of(mutex);
         mutex->__data.__count = 1;
         mutex->__data.__owner = own_thread_id(list);
         mutex->__data.__nusers++;
     }
-    STORED_BEFORE();
+    KEEP_STORE_ORDER();
     list->list_op_pending = NULL;
     return taken;
 }
@@ -76,13 +76,13 @@ static inline int free_lock_give(pthread_mutex_t *mutex) {
     mutex->__data.__owner = 0;
     mutex->__data.__nusers--;
     list->list_op_pending = link_of(mutex);
-    STORED_BEFORE();
+    KEEP_STORE_ORDER();
     *link_back(list) = list;
     list->list.next = &list->list;
     mutex->__data.__list.__next = mutex->__data.__list.__prev = NULL;
     if (__atomic_exchange_n(&mutex->__data.__lock, 0, __ATOMIC_RELEASE) & FUTEX_WAITERS)
         (void)syscall(SYS_futex, &mutex->__data.__lock, FUTEX_WAKE, 1, NULL, NULL, 0);
-    STORED_BEFORE();
+    KEEP_STORE_ORDER();
     list->list_op_pending = NULL;
     return 1;
 }
@@ -158,10 +158,10 @@ static inline int robust_trylock(pthread_mutex_t *mutex) {
  * for some 40 ns. A sleep in the kernel and the wake-up would take longer, and the owner would make the system call for
  * the wake-up. The pause doubles after each look. A look takes the mutex's cache line from the owner, and a hand-over
  * moves all lines that an append writes to. Between two looks the owner appends many times without these moves. */
-enum { LOOKS = 10 };
+enum { SPIN_LOOKS = 10 };
 static inline int robust_trylock_spinning(pthread_mutex_t *mutex) {
     int status = robust_trylock(mutex);
-    for (int look = 0; status == EBUSY && look < LOOKS; look++) {
+    for (int look = 0; status == EBUSY && look < SPIN_LOOKS; look++) {
         for (int pause = 1 << look; pause > 0; pause--) CPU_PAUSE();
         if (lock_looks_free(mutex)) status = robust_trylock(mutex);
     }

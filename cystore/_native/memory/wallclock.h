@@ -48,8 +48,8 @@ static inline void store_clock_first(control_block *block) {
 
 /* Counts a look at a wall clock that has jumped. Returns the time of the store. */
 static inline int64_t store_clock_doubt(control_block *block, int64_t wall, int64_t boot) {
-    int64_t jumped = clock_word(&block->clock_seen_ms), look = clock_word(&block->clock_look_ms), shift = wall - boot;
-    int64_t offset = clock_word(&block->clock_offset_ms), stand = block->clock_jump_ms;
+    int64_t jumped = clock_word(&block->clock_seen_ms), last_look = clock_word(&block->clock_look_ms);
+    int64_t shift = wall - boot, offset = clock_word(&block->clock_offset_ms), required_ms = block->clock_jump_ms;
     if (jumped == 0 || clock_apart(shift, jumped, block->clock_jump_ms)) {
         set_clock_word(&block->clock_seen_since_ms, boot);
         set_clock_word(&block->clock_look_ms, boot);
@@ -58,11 +58,11 @@ static inline int64_t store_clock_doubt(control_block *block, int64_t wall, int6
             __atomic_add_fetch(&block->clock_jumps, 1, __ATOMIC_SEQ_CST);
         return boot + offset;
     }
-    if (boot - look >= CLOCK_LOOK_APART_MS
-        && __atomic_compare_exchange_n(&block->clock_look_ms, &look, boot, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    if (boot - last_look >= CLOCK_LOOK_APART_MS
+        && __atomic_compare_exchange_n(&block->clock_look_ms, &last_look, boot, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         __atomic_add_fetch(&block->clock_looks, 1, __ATOMIC_SEQ_CST);
-    if (shift < offset && stand > CLOCK_BACK_MS) stand = CLOCK_BACK_MS;
-    if (boot - clock_word(&block->clock_seen_since_ms) < stand ||
+    if (shift < offset && required_ms > CLOCK_BACK_MS) required_ms = CLOCK_BACK_MS;
+    if (boot - clock_word(&block->clock_seen_since_ms) < required_ms ||
         __atomic_load_n(&block->clock_looks, __ATOMIC_ACQUIRE) < CLOCK_LOOKS)
         return boot + offset;
     store_clock_believe(block, wall, boot);

@@ -201,10 +201,10 @@ static inline uint64_t crc_copy_words(uint64_t crc, uint8_t *to, const uint8_t *
 static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length) {
     if (length >= CRC_READ_THIRDS_FROM) {
         size_t third = length / 24 * 8, rest = length - 3 * third, odd = rest & 7;
-        uint64_t second = 0, last = 0, behind = 0;
+        uint64_t second = 0, last = 0, rest_crc = 0;
         const uint8_t *at = from + 3 * third + odd, *end = from + length;
-        if (odd) behind = crc_step_8(0, crc_word(at - 8) >> (64 - 8 * odd) << (64 - 8 * odd));
-        for (; at != end; at += 8) behind = crc_step_8(behind, crc_word(at));
+        if (odd) rest_crc = crc_step_8(0, crc_word(at - 8) >> (64 - 8 * odd) << (64 - 8 * odd));
+        for (; at != end; at += 8) rest_crc = crc_step_8(rest_crc, crc_word(at));
         for (end = from + third; from != end; from += 8) {
             crc = crc_step_8(crc, crc_word(from));
             second = crc_step_8(second, crc_word(from + third));
@@ -213,7 +213,7 @@ static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length
         crc_wide sum = crc_sum(crc_product(crc, crc_powers[2 * third + rest]),
                                crc_product(second, crc_powers[third + rest]));
         if (rest == 0) return crc_reduced(sum) ^ last;
-        return crc_reduced(crc_sum(sum, crc_product(last, crc_powers[rest]))) ^ behind;
+        return crc_reduced(crc_sum(sum, crc_product(last, crc_powers[rest]))) ^ rest_crc;
     }
     for (; length >= 8; from += 8, length -= 8) crc = crc_step_8(crc, crc_word(from));
     for (; length; from++, length--) crc = crc_step_1(crc, *from);

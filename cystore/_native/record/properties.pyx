@@ -234,14 +234,14 @@ def find_property(const uint8_t[::1] properties, bytes name):
 def light_places(bytes properties not None, int64_t physical_offset):
     """(topic, queue offset) of each light queue of a record at `physical_offset` with these stored properties."""
     cdef record_view v
-    cdef light_queues left
+    cdef light_queues remaining
     cdef light_place place
     cdef list found = []
     v.properties = <const uint8_t*><const char*>properties
     v.properties_len = <int>len(properties)
     v.physical_offset = physical_offset
-    if light_begin(&v, &left):
-        while light_next(&left, &place):
+    if light_begin(&v, &remaining):
+        while light_next(&remaining, &place):
             found.append((place.name[:place.name_len].decode("ascii"), place.queue_offset))
     return found
 

@@ -82,20 +82,21 @@ cdef inline bint property_next(const uint8_t** at, const uint8_t* end, property_
     value."""
     cdef const uint8_t* begin
     cdef const uint8_t* pair_end
-    cdef const uint8_t* split
+    cdef const uint8_t* name_end
     while at[0] < end:
-        begin = split = at[0]
-        while split < end and split[0] != PROPERTY_NAME_END and split[0] != PROPERTY_END:  # most names are short
-            split += 1
-        pair_end = <const uint8_t*>memchr(split, PROPERTY_END, end - split)
+        begin = name_end = at[0]
+        # A loop, because most names are short.
+        while name_end < end and name_end[0] != PROPERTY_NAME_END and name_end[0] != PROPERTY_END:
+            name_end += 1
+        pair_end = <const uint8_t*>memchr(name_end, PROPERTY_END, end - name_end)
         if pair_end == NULL:
             pair_end = end
         at[0] = pair_end + 1
-        if split > begin and pair_end - split > 1:
+        if name_end > begin and pair_end - name_end > 1:
             found.name = begin
-            found.name_len = <int>(split - begin)
-            found.value = split + 1
-            found.value_len = <int>(pair_end - split - 1)
+            found.name_len = <int>(name_end - begin)
+            found.value = name_end + 1
+            found.value_len = <int>(pair_end - name_end - 1)
             return True
     return False
 
@@ -118,10 +119,10 @@ cdef inline bint property_find(const uint8_t* properties, int length, const char
 
 
 cdef inline void known_begin(known_properties* known, const record_view* v) noexcept nogil:
-    cdef property_view nothing
-    nothing.name = nothing.value = v.properties
-    nothing.name_len = nothing.value_len = 0
-    known.tags = known.keys = known.unique = known.delay = known.due = known.light = known.light_offsets = nothing
+    cdef property_view empty
+    empty.name = empty.value = v.properties
+    empty.name_len = empty.value_len = 0
+    known.tags = known.keys = known.unique = known.delay = known.due = known.light = known.light_offsets = empty
 
 
 cdef inline void known_take(known_properties* known, const property_view* pair) noexcept nogil:
@@ -315,11 +316,11 @@ cdef inline bint light_next(light_queues* q, light_place* place) noexcept nogil:
 
 cdef inline int64_t light_offset(const record_view* v, const uint8_t* topic, int topic_len) noexcept nogil:
     """The record's queue offset in a light queue; -1 when it is not in that queue."""
-    cdef light_queues left
+    cdef light_queues remaining
     cdef light_place place
-    if not light_name(topic, topic_len) or not light_begin(v, &left):
+    if not light_name(topic, topic_len) or not light_begin(v, &remaining):
         return -1
-    while light_next(&left, &place):
+    while light_next(&remaining, &place):
         if place.name_len == topic_len and memcmp(place.name, topic, topic_len) == 0:
             return place.queue_offset
     return -1

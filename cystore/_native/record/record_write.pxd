@@ -140,20 +140,21 @@ cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magi
     cdef uint8_t* body = p + RECORD_BODY_AT + item.born_host_len + item.store_host_len
     cdef uint8_t* tail = body + item.body_len
     cdef uint32_t checksum
-    cdef uint64_t head, end, all
-    cdef size_t behind
+    cdef uint64_t head_crc, body_crc, tail_crc, crc
+    cdef size_t tail_bytes
     if magic == RECORD_MAGIC_CYSTORE and crc_copy_known:
-        behind = item.size - (tail - p)
-        end = write_tail(tail, item, True)  # before the body: it may write bytes of 0 there
+        tail_bytes = item.size - (tail - p)
+        tail_crc = write_tail(tail, item, True)  # before the body: it may write bytes of 0 there
         if item.has_body_checksum:
             memcpy(body, item.body, item.body_len)
-            head = write_head(p, item, magic, True)
-            all = <uint32_t>~crc32c_combine(~<uint32_t>head, item.body_checksum, item.body_len)
-            checksum = ~<uint32_t>(crc_shift(all, behind) ^ end)
+            head_crc = write_head(p, item, magic, True)
+            crc = <uint32_t>~crc32c_combine(~<uint32_t>head_crc, item.body_checksum, item.body_len)
+            checksum = ~<uint32_t>(crc_shift(crc, tail_bytes) ^ tail_crc)
         else:
-            all = crc_copy_words(0, body, item.body, item.body_len)
-            head = write_head(p, item, magic, True)
-            checksum = ~<uint32_t>(crc_shift(head, item.body_len + behind) ^ crc_shift(all, behind) ^ end)
+            body_crc = crc_copy_words(0, body, item.body, item.body_len)
+            head_crc = write_head(p, item, magic, True)
+            crc = crc_shift(head_crc, item.body_len + tail_bytes) ^ crc_shift(body_crc, tail_bytes)
+            checksum = ~<uint32_t>(crc ^ tail_crc)
         failpoint("append.bytes_written")
     else:
         write_head(p, item, magic, False)
