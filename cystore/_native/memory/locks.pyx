@@ -312,7 +312,7 @@ cdef class Held:
             _over_budget(self.locks.file.path, self.name, spent_ns / <double>NS_PER_MS, self.budget_ms)
 
     cdef int _take(self) except -1:
-        """Returns 1 with the lock, 0 without it. Only a turn of `held_if_free` goes on without it."""
+        """Returns 1 with the lock, 0 without it. Only a turn of `held_if_free` continues without it."""
         cdef SharedLocks locks = self.locks
         cdef control_block* block = locks.block
         cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)

@@ -46,7 +46,7 @@ cdef struct append_item:
     int32_t store_host_len
     int32_t size
     int32_t light_count             # number of light queues (light.pxd)
-    int32_t light_base              # length of the properties without the offsets in light queues, which the lock gives
+    int32_t light_base              # length of the properties before the lock: without the light queues' offsets
     int32_t queue_id
     int32_t flag
     int32_t sys_flag

@@ -37,7 +37,7 @@ static inline void failpoint(const char *name) {
     if (wanted[length] == ':' &&
         __atomic_add_fetch(failpoint_passes(), 1, __ATOMIC_SEQ_CST) != atoi(wanted + length + 1))
         return;
-    // raise() signals this thread: if another thread took the signal, this thread would go on for a moment.
+    // raise() signals this thread: if another thread took the signal, this thread would continue for a moment.
     raise(strstr(wanted + length, ":stop") ? SIGSTOP : SIGKILL);
 }
 #else
