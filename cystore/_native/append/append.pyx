@@ -21,8 +21,8 @@ LATENCY_BOUNDS_MS: tuple[int, ...] = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000
 
 
 cdef bint end_file(control_block* block, uint8_t* p, int64_t wrote, int64_t room) noexcept nogil:
-    """Fills the rest of a file with a blank and publishes it: appends continue in the next file. False when the length of
-    the rest does not fit a blank, which has 32 bits for it, or when the wrote position cannot move."""
+    """Fills the rest of a file with a blank and publishes it: appends continue in the next file. False when the length
+    of the rest does not fit a blank, which has 32 bits for it, or when the wrote position cannot move."""
     if not <int64_t>BLANK_SIZE_MIN <= room <= FILE_BYTES_MAX:
         return False
     block.intent_from = wrote

@@ -149,7 +149,7 @@ cdef class CopiedRecords:
         position `position`, in a file that ends at `file_end`. The bytes must not change until `forget` or the next
         `check`.
 
-        Raises CorruptRecordError when the first is no intact record of that place.
+        Raises CorruptRecordError when the first is not an intact record of that place.
         """
         cdef int status
         self.forget()
@@ -162,7 +162,7 @@ cdef class CopiedRecords:
         with nogil:
             status = self._gather(<const uint8_t*>self.buffer.buf + begin, end - begin, file_end)
         if self.count == 0 and status not in (RECORD_OK, RECORD_SHORT, RECORD_BLANK):
-            raise CorruptRecordError(f"the copied bytes are no intact record: {STATUS_NAMES[status]}", offset=position)
+            raise CorruptRecordError(f"the bytes are not an intact record: {STATUS_NAMES[status]}", offset=position)
         return self.count
 
     cdef int _gather(self, const uint8_t* p, int64_t available, int64_t file_end) noexcept nogil:

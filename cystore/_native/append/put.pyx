@@ -89,7 +89,7 @@ cdef inline int append_at_once(FastAppender self, append_item* item) noexcept:
 
 
 cdef bint learn_tag(cached_topic* cached, PyObject* tag) noexcept:
-    """Caches the property of a tag. False when the tag is no short ASCII text, or an object of a subclass."""
+    """Caches the property of a tag. False when the tag is not a short ASCII text, or is an object of a subclass."""
     cdef uint8_t* end
     if not PyUnicode_CheckExact(<object>tag):
         return False

@@ -71,7 +71,7 @@ cdef str exact_text(str field, object value, object error):
 
 
 def whole(str field not None, value, int64_t low=0, int64_t high=WHOLE_MAX, error=MessageIllegalError):
-    """The value as an int. Raises `error` if it is no whole number from `low` to `high`."""
+    """The value as an int. Raises `error` if it is not a whole number from `low` to `high`."""
     return exact_whole(field, value, low, high, error)
 
 
@@ -83,5 +83,5 @@ def any_text(str field not None, value, error=MessageIllegalError):
 
 
 def text(str field not None, value, error=MessageIllegalError):
-    """The text as a str. Raises `error` if the value is no text, or has a lone surrogate."""
+    """The text as a str. Raises `error` if the value is not text, or has a lone surrogate."""
     return exact_text(field, value, error)

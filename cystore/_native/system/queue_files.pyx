@@ -63,8 +63,8 @@ cdef uint64_t _mark(int folder, uint32_t queue_id, int64_t first, int64_t last, 
 def marks(int folder, const uint32_t[::1] queue_ids, const int64_t[::1] firsts, const int64_t[::1] lasts,
           int64_t file_bytes):
     """A number for each queue of a topic whose folder is open. A change of its files `firsts` to `lasts`, or of the
-    names in its folder, changes the number. 0 if a file is missing, or is no file of `file_bytes`. `firsts` above
-    `lasts`: the queue needs no file."""
+    names in its folder, changes the number. 0 if a file is missing, or does not have `file_bytes`. `firsts`
+    above `lasts`: the queue needs no file."""
     cdef Py_ssize_t count = queue_ids.shape[0]
     cdef Py_ssize_t i
     if firsts.shape[0] != count or lasts.shape[0] != count or file_bytes <= 0:
