@@ -1,15 +1,18 @@
-"""The app of the Celery cases: `celery -A benchmarks.celery.fleet worker` finds broker and backend in the
-environment."""
+"""The app of the Celery cases: `celery -A benchmarks.celery.fleet worker` finds broker and backend in the environment.
+
+It imports cystore only where a case needs it: a worker that keeps its results in Redis loads no part of it.
+"""
 
 from __future__ import annotations
 
 import os
 from functools import cache
+from typing import TYPE_CHECKING
 
 from celery import Celery
 
-import cystore
-from cystore.celery.stores import DEFAULTS
+if TYPE_CHECKING:
+    import cystore
 
 BROKER_VARIABLE, BACKEND_VARIABLE = "CYSTORE_BENCH_BROKER", "CYSTORE_BENCH_BACKEND"
 LIFECYCLE_VARIABLE, PIPE_VARIABLE = "CYSTORE_BENCH_LIFECYCLE", "CYSTORE_BENCH_PIPE"
@@ -76,4 +79,7 @@ def _tell() -> None:
 @cache
 def bare_store() -> cystore.MessageStore:
     """A store without a backend, opened as a backend would; first used in a pool process, where it stays open."""
+    import cystore
+    from cystore.celery.stores import DEFAULTS
+
     return cystore.open(os.environ[STORE_VARIABLE], **DEFAULTS, allow_any_owner=True)

@@ -1,7 +1,8 @@
 """`python -m benchmarks.celery.idle_worker [--seconds N] [--starts N]`: the cost of an idle worker with a store.
 
-Three workers of two pool processes run beside each other, with a Redis each. The first stores results in Redis, the
-second in a store, the third in a store with installed duties and beat. Each runs some tasks, so that every process has
+Workers of two pool processes run beside each other, with a Redis each. The first two store results in Redis: the
+worker `without` where cystore is not installed, the worker `redis` where it is. The third stores results in a store,
+the fourth in a store with installed duties and beat. Each runs some tasks, so that every process has
 loaded its parts. Then they are idle for a while. The benchmark counts, over all processes of each worker, processor
 time, wake-ups of threads, and the commands of its Redis (also those inside scripts). Then it starts each worker some
 times, in turn, and measures the time from the command to "ready".
@@ -35,7 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TASKS = 100  # before the measurement
 SETTLE_S = 45.0  # after the start: for a checkpoint, and all other work that is done once
 READY = " ready."
-KINDS = ("redis", "store", "duties")
+ALONE = "without"  # the kind that the others are compared with
+KINDS = (ALONE, "redis", "store", "duties")
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,7 +55,8 @@ class Worker:
 
     def __init__(self, kind: str, redis: Redis, folder: Path) -> None:
         self.redis, self.log = redis, folder / f"{time.monotonic_ns()}.log"
-        backend = redis.broker_url if kind == "redis" else f"cystore://{folder}/store?allow_any_owner=true"
+        stored = kind in ("store", "duties")
+        backend = f"cystore://{folder}/store?allow_any_owner=true" if stored else redis.broker_url
         environment = {
             **os.environ,
             BROKER_VARIABLE: redis.broker_url,
@@ -62,6 +65,7 @@ class Worker:
             LIFECYCLE_VARIABLE: "1",
         }
         self._environment, self._processes = environment, list[subprocess.Popen[bytes]]()
+        self._celery = "benchmarks.celery.without_plugin" if kind == ALONE else "celery"
         begun = time.perf_counter()
         self._start("worker", "--concurrency", "2", "--pool", "prefork", "--loglevel", "INFO")
         while READY not in self.log.read_text():
@@ -73,7 +77,7 @@ class Worker:
             self._start("beat", "--schedule", str(folder / "schedule"), "--pidfile", "")
 
     def _start(self, *words: str) -> None:
-        command = [sys.executable, "-m", "celery", "-A", "benchmarks.celery.fleet", *words]
+        command = [sys.executable, "-m", self._celery, "-A", "benchmarks.celery.fleet", *words]
         with open(self.log, "ab") as output:
             self._processes.append(
                 subprocess.Popen(
@@ -173,7 +177,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps({"idle": found, "start_s": started}))
         return 0
-    alone = found["redis"]
+    alone = found[ALONE]
     print(f"{'worker':<8}{'% of a core':>12}{'wake-ups/s':>12}{'commands/s':>12}{'start, s':>10}")
     for kind, one in found.items():
         start = f"{started[kind]:.3f}" if started else "-"
@@ -183,7 +187,7 @@ def main(arguments: list[str]) -> int:
         )
     for kind in KINDS[1:]:
         more = {name: found[kind][name] - alone[name] for name in alone}
-        ratio = f", start {100 * (started[kind] / started['redis'] - 1):+.1f} %" if started else ""
+        ratio = f", start {100 * (started[kind] / started[ALONE] - 1):+.1f} %" if started else ""
         print(
             f"{kind}: {more['core_percent']:+.2f} % of a core, {more['wakes_per_s']:+.1f} wake-ups/s, "
             f"{more['redis_commands_per_s']:+.2f} commands/s{ratio}"
