@@ -18,7 +18,7 @@ import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cystore import MessageStore
 from cystore.clock import now_ms
@@ -81,8 +81,7 @@ return due
 )
 
 
-@dataclass(frozen=True)
-class WorkerStatus:
+class WorkerStatus(NamedTuple):
     """A worker that has a store: `roles` is its work for it; `seen_s` is the time since its last heartbeat."""
 
     name: str

@@ -279,7 +279,7 @@ class _Copy:
         facts = replace(small.facts, log_begin=begin)
         manifest_file.create(draft, max(1, facts.sequence), render(facts))
         # Nothing is derived yet; the open walks the whole log, as after a crash.
-        fields = replace(at, logics_timestamp=0, index_timestamp=0, index_watermark=0)
+        fields = at._replace(logics_timestamp=0, index_timestamp=0, index_watermark=0)
         files.write_whole(draft, draft / checkpoint.FILE_NAME, render_checkpoint(fields), keep_last=False)
         files.write_whole(draft, draft / ABORT_NAME, b"", keep_last=False)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.recovery.walk.findings import IndexMend, ScanResult
 
 
-@dataclass(frozen=True)
-class PutAside:
+class PutAside(NamedTuple):
     """Copy [begin, end) of the log to quarantine/."""
 
     begin: int
@@ -22,8 +21,7 @@ class PutAside:
         return f"copy log bytes {self.begin}..{self.end} to quarantine/ ({self.why})"
 
 
-@dataclass(frozen=True)
-class ZeroLog:
+class ZeroLog(NamedTuple):
     """Make [begin, end) of the log zero."""
 
     begin: int
@@ -33,8 +31,7 @@ class ZeroLog:
         return f"zero log bytes {self.begin}..{self.end}"
 
 
-@dataclass(frozen=True)
-class MoveLogFile:
+class MoveLogFile(NamedTuple):
     """Rename a commit log file into quarantine/."""
 
     base: int
@@ -43,8 +40,7 @@ class MoveLogFile:
         return f"move commit log file {self.base} to quarantine/"
 
 
-@dataclass(frozen=True)
-class RemoveLogFile:
+class RemoveLogFile(NamedTuple):
     """Unlink an all-zero commit log file that has a gap before it."""
 
     base: int
@@ -53,8 +49,7 @@ class RemoveLogFile:
         return f"remove empty commit log file {self.base}"
 
 
-@dataclass(frozen=True)
-class RemoveFile:
+class RemoveFile(NamedTuple):
     """Unlink a derived file."""
 
     path: Path
@@ -63,8 +58,7 @@ class RemoveFile:
         return f"remove {self.path}"
 
 
-@dataclass(frozen=True)
-class ExtendLogFile:
+class ExtendLogFile(NamedTuple):
     """Give a commit log file that was cut short its length back."""
 
     base: int
@@ -74,8 +68,7 @@ class ExtendLogFile:
         return f"extend commit log file {self.base} from {self.length} bytes"
 
 
-@dataclass(frozen=True)
-class CutQueue:
+class CutQueue(NamedTuple):
     """Remove all entries of a consume queue from queue offset `end` on."""
 
     topic: str
@@ -86,8 +79,7 @@ class CutQueue:
         return f"cut consume queue {self.topic}/{self.queue_id} at queue offset {self.end}"
 
 
-@dataclass(frozen=True)
-class FillQueueHoles:
+class FillQueueHoles(NamedTuple):
     """Turn queue offsets [begin, end) into hole entries."""
 
     topic: str
@@ -99,8 +91,7 @@ class FillQueueHoles:
         return f"mark queue offsets {self.begin}..{self.end} of {self.topic}/{self.queue_id} as lost"
 
 
-@dataclass(frozen=True)
-class MendIndex:
+class MendIndex(NamedTuple):
     """Keep the first entries of an index file and make its slots point to them."""
 
     mend: IndexMend
@@ -109,8 +100,7 @@ class MendIndex:
         return f"keep {self.mend.keep - 1} entries of index file {self.mend.path}"
 
 
-@dataclass(frozen=True)
-class WriteDamagedRanges:
+class WriteDamagedRanges(NamedTuple):
     """List the damaged ranges in the manifest and in quarantine/holes.json."""
 
     damaged_ranges: DamagedRanges
@@ -119,8 +109,7 @@ class WriteDamagedRanges:
         return f"write {len(self.damaged_ranges)} damaged ranges to quarantine/holes.json"
 
 
-@dataclass(frozen=True)
-class WriteGivenUp:
+class WriteGivenUp(NamedTuple):
     """Write the list of given-up queue offsets."""
 
     given_up: GivenUp
@@ -144,8 +133,7 @@ Action = (
 )
 
 
-@dataclass(frozen=True)
-class RecoveryPlan:
+class RecoveryPlan(NamedTuple):
     """The steps of recovery, in this order; printable. `damaged_ranges` are those of the log afterwards."""
 
     scan: ScanResult

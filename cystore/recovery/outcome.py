@@ -21,8 +21,7 @@ class QueueState(NamedTuple):
     next: int
 
 
-@dataclass(frozen=True)
-class RecoveryReport:
+class RecoveryReport(NamedTuple):
     """The findings and actions of recovery. Ranges are physical offsets."""
 
     abnormal: bool

@@ -4,8 +4,8 @@ again."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.files.known_queues import KnownQueues
@@ -17,8 +17,7 @@ from cystore.recovery.walk.log_pass import Key, LogPass, WalkInput
 from cystore.recovery.walk.queue_reader import QueueReader
 
 
-@dataclass(frozen=True)
-class QueueFindings:
+class QueueFindings(NamedTuple):
     """`dispatch_from`: every record below it has its entry. `earlier`: walk again from there first. `given_up`: queue
     offsets that were handed out and have no record."""
 
@@ -104,8 +103,7 @@ class QueueCheck:
         key = queue.topic, queue.queue_id
         end = self._about.removed.end(key)
         self._entered_up_to = max(self._entered_up_to, self._about.removed.physical_end(key))
-        return replace(
-            queue,
+        return queue._replace(
             dispatched=max(queue.dispatched, end),
             minimum=max(queue.minimum, end),
             next=max(queue.next, end),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -360,7 +359,7 @@ class _Scan:
 
     def _without_log(self) -> tuple[LogPass, QueueFindings]:
         """There is no commit log file, so all other files refer to a log that is gone (CommitLog.recoverNormally)."""
-        walk_input = dataclasses.replace(self._walk_input(), watermark=0)
+        walk_input = self._walk_input()._replace(watermark=0)
         walked = LogPass(walk_input, 0)
         walked.run()
         return walked, QueueCheck(walk_input, walked, self._saved, self._leftovers).without_log()

@@ -25,6 +25,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from celery import states
 
@@ -42,8 +43,7 @@ def queue_of(run_id: str, group_id: str) -> int:
     return 1 + zlib.crc32((run_id or group_id).encode()) % PART_QUEUES
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """The right to send a body, until a time in ms."""
 
     token: str

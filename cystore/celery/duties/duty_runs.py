@@ -15,8 +15,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from celery.exceptions import ImproperlyConfigured
 
@@ -43,8 +42,7 @@ QUIET_S = (
 SCRUB_ROUND_MS = 3_600_000  # a small store is not verified all the time
 
 
-@dataclass(frozen=True)
-class Duty:
+class Duty(NamedTuple):
     """`step(app, store)` does a bounded piece and returns (the amount of work, whether more is left). Times in s: a
     tick comes every `period_s`, begins no step after `bound_s`, and has a lease of `lease_s`, which is longer than any
     step. `needed(store)` says whether there is work."""

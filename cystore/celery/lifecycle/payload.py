@@ -13,8 +13,7 @@ import binascii
 import json
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
@@ -119,8 +118,7 @@ def within(
     return encode({**fields, FIELD: None, LEFT_OUT: reason})
 
 
-@dataclass(frozen=True)
-class LoggedMessage:
+class LoggedMessage(NamedTuple):
     """A message as it was sent. `body` are the bytes that its serializer made."""
 
     headers: dict[str, Any]

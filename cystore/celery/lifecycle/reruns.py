@@ -8,7 +8,7 @@ count, the first one. Nothing is unpickled: if a body that is not JSON contains 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery
@@ -65,7 +65,7 @@ def prepare(store: MessageStore, life: Life, *, same_id: bool) -> Rerun:
             notes.append(f"its {name} is over and was removed")
     headers["retries"] = 0
     if same_id:
-        return Rerun(life, life.task_id, replace(message, headers=headers), notes)
+        return Rerun(life, life.task_id, message._replace(headers=headers), notes)
     task_id = uuid()
     headers["id"] = task_id
     if headers.get("root_id") == life.task_id:
@@ -73,7 +73,7 @@ def prepare(store: MessageStore, life: Life, *, same_id: bool) -> Rerun:
     properties = dict(message.properties)
     if "correlation_id" in properties:
         properties["correlation_id"] = task_id
-    message = replace(message, headers=headers, properties=properties)
+    message = message._replace(headers=headers, properties=properties)
     if headers.get("group"):
         headers["group"] = headers["group_index"] = None
         message = _without_chord(message, life.task_id)
@@ -114,7 +114,7 @@ def _without_chord(message: LoggedMessage, task_id: str) -> LoggedMessage:
         body = json.dumps([args, kwargs, {**embedded, "chord": None}]).encode()
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RerunError(f"{task_id}: the body of its message cannot be read: {error}") from error
-    return replace(message, body=body)
+    return message._replace(body=body)
 
 
 def send(app: Celery, rerun: Rerun) -> None:

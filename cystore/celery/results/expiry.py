@@ -5,7 +5,7 @@ Expiry itself writes and removes nothing. Expired bytes leave with their segment
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from celery import states
 
@@ -13,8 +13,7 @@ from cystore import Message
 from cystore.clock import now_ms
 
 
-@dataclass(frozen=True, slots=True)
-class Expiry:
+class Expiry(NamedTuple):
     """The time for which records are valid after they were stored, in seconds; None or 0 is for ever."""
 
     seconds: float | None

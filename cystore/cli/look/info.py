@@ -39,7 +39,7 @@ def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
         "file_system": platform.file_system(args.path),
         "has_cystore_records": state.has_cystore_records,
         "segments": [dataclasses.asdict(segment) for segment in facts.segments(args.path)],
-        "checkpoint": dataclasses.asdict(read_checkpoint(args.path)),
+        "checkpoint": read_checkpoint(args.path)._asdict(),
         "holes": [dataclasses.asdict(hole) for hole in read_damaged_ranges(args.path)],
         "compaction": _compaction(args.path),
         "disk": {name: dataclasses.asdict(use) for name, use in facts.disk_use(args.path).items()},

@@ -8,8 +8,8 @@ of the three watermark fields leaves a set that disagrees with the log; recovery
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.failpoint import failpoint
@@ -25,8 +25,7 @@ FILE_BYTES = CONSTANTS["CHECKPOINT_BYTES"][0]
 _FIELDS = {f.name: f for struct_ in DISK_STRUCTS if struct_.name == "checkpoint" for f in struct_.fields}
 
 
-@dataclass(frozen=True)
-class CheckpointFields:
+class CheckpointFields(NamedTuple):
     """The checkpoint's numbers. RocketMQ's own files have zeros behind the three timestamps.
 
     The timestamps are store timestamps in ms: of the last record known flushed, of the last record whose consume queue

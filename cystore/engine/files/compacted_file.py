@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import binascii
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cystore._native.filters.latest import BYTES_OF_SLOT, find_newest
 from cystore._native.memory.mapping import MappedFile
@@ -30,8 +29,7 @@ NUMBER_MAX = (1 << 63) - 1
 TRIES = 100  # another process may remove a file between a listing and an open
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """The description that a compacted file has of itself.
 
     It has the newest records of `topics` (as the setting has them) below `covered`, an offset of the log. The last

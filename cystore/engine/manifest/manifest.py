@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cystore import clock
 from cystore._native.memory.control import Control
@@ -136,8 +136,7 @@ _DEFAULTS: dict[str, Any] = {
 # ------------------------------------------------------------------------------------------------ reading
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The content of the file: `facts` and the slot that holds them. Both are None if there is no file or neither slot
     can be read; `problem` then has the reason."""
 

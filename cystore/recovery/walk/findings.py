@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
@@ -28,24 +29,21 @@ class Damage:
     reason: str
 
 
-@dataclass(frozen=True)
-class DirtyRange:
+class DirtyRange(NamedTuple):
     """Bytes that are not zero where the file should be empty: [begin, end) of one commit log file, physical offsets."""
 
     begin: int
     end: int
 
 
-@dataclass(frozen=True)
-class LaterFile:
+class LaterFile(NamedTuple):
     """A commit log file wholly behind the log's end."""
 
     base: int
     zero: bool
 
 
-@dataclass(frozen=True, slots=True)
-class QueueScan:
+class QueueScan(NamedTuple):
     """The findings about one consume queue.
 
     `holes` are queue offsets [begin, end) of damaged records; their entries must become hole entries. `dirty`: there
@@ -65,8 +63,7 @@ class QueueScan:
     strays: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True)
-class IndexMend:
+class IndexMend(NamedTuple):
     """An index file whose entries from number `keep` on cannot be trusted, with its slots mended accordingly.
 
     `checked`: the kept entries form chains, so they alone determine its slots.
@@ -85,8 +82,7 @@ class IndexMend:
         return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
 
 
-@dataclass(frozen=True)
-class IndexScan:
+class IndexScan(NamedTuple):
     """The work on the index, after which it holds exactly the keys of the records below `through`."""
 
     through: int
@@ -94,8 +90,7 @@ class IndexScan:
     mend: tuple[IndexMend, ...] = ()
 
 
-@dataclass(frozen=True)
-class LogScan:
+class LogScan(NamedTuple):
     """The end of the log with its reason, and the bytes around it.
 
     `reason` describes the bytes at `end`. Below `watermark` the log is known to be durable (`watermark_source`:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cystore._native.scan import log_walk
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
@@ -23,8 +23,7 @@ LOOK_AHEAD_RECORDS = 100_000
 EVERYTHING = 1 << 62
 
 
-@dataclass(frozen=True)
-class WalkInput:
+class WalkInput(NamedTuple):
     """The input of a walk: files, the value of the checkpoint, and the rule for damage.
 
     `watermark` is -1 if it has to be found by the physic timestamp, once damage is met. It is at least `counted`, the

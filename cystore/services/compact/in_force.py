@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from cystore._native.memory.control import Control
 from cystore.engine.files.compacted_file import CompactedFile, Header, numbers, open_newest, path_of
@@ -40,8 +41,7 @@ class Standing(enum.Enum):
     LOST = "the file that the manifest names is missing, or another file has its name"
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """The file in force (None: there is none), its standing, and the manifest's facts, which were read before it."""
 
     file: CompactedFile | None

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from cystore._native.memory.control import Control
 from cystore._native.record.argument_checks import any_text, whole
@@ -25,8 +25,7 @@ SECTION = "holds"  # in the manifest
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     """The log from `physical_offset` on is needed, except records older than `max_age_ms` (None: of any age)."""
 
     physical_offset: int

@@ -45,7 +45,7 @@ SOUND = ScanResult(LOG, (), IndexScan(1500), DamagedRanges(), GivenUp(), GivenUp
 
 
 def actions(queues=(), index=None, **log):
-    scan = replace(SOUND, log=replace(LOG, **log), queues=tuple(queues), index=index or SOUND.index)
+    scan = replace(SOUND, log=LOG._replace(**log), queues=tuple(queues), index=index or SOUND.index)
     return list(plan(scan).actions)
 
 
@@ -89,7 +89,7 @@ def test_known_holes_stay_on_the_list():
     known = replace(
         SOUND,
         known_damage=DamagedRanges([DamagedRange(10, 20)]),
-        log=replace(LOG, damage=(DamagedRange(100, 200, "zero"),)),
+        log=LOG._replace(damage=(DamagedRange(100, 200, "zero"),)),
     )
     assert plan(known).damaged_ranges.ranges() == [(10, 20), (100, 200)]
 
@@ -105,7 +105,7 @@ def test_queues_and_index_come_after_the_log():
 def test_the_plan_reads_as_text():
     scan = replace(
         SOUND,
-        log=replace(LOG, damage=(DamagedRange(100, 200, "bad checksum"),), lost_end=1600),
+        log=LOG._replace(damage=(DamagedRange(100, 200, "bad checksum"),), lost_end=1600),
         warnings=("odd",),
     )
     text = "\n".join(plan(scan).lines())
