@@ -12,8 +12,7 @@ import re
 import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.exceptions import BackendError
 
@@ -42,8 +41,7 @@ class ProtocolError(BackendError):
     """An invalid message from Redis. The text names the field. No part of the message is used."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A question to one home. `part` asks for the rest of one result: (place of the record in the log, first byte)."""
 
     id: str
@@ -96,8 +94,7 @@ class Request:
         return request
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A home's answer for one id. `state` is None if it has no result.
 
     `answered_by` is the answering store; the client notes it, no message contains it. `body` has the result's bytes
@@ -118,8 +115,7 @@ class Found:
     answered_by: str = ""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A home's answer to one request; `refused` is the reason why it has no results, or empty."""
 
     request_id: str

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from celery import states
@@ -307,7 +307,7 @@ class Look:
             # Answers to other requests may have come and expired meanwhile, so their homes get more time.
             for asked in self._asked.values():
                 asked.at, asked.answer_by = now, now + AGAIN_S
-        return replace(found, body=b"".join(parts), answered_by=home)
+        return found._replace(body=b"".join(parts), answered_by=home)
 
     def _part(self, line: lists.Line, home: str, found: Found, begin: int) -> Generator[None, None, Found]:
         """The part of a result from `begin` on. A late answer to an earlier request for it is used, too."""

@@ -55,14 +55,14 @@ def _compaction(root: Path) -> dict[str, Any] | None:
     if not topics and found.file is None:
         return None
     missing = missing_file(root)
-    file = None if found.file is None else dataclasses.asdict(found.file)
+    file = None if found.file is None else found.file._asdict()
     return {
         "topics": topics,
         "file": file,
         "dead_ratio": 0.0 if found.file is None else found.file.dead_ratio,
         "missing": None if missing is None else str(missing.path),
         "damaged": found.damaged,
-        "findings": [dataclasses.asdict(one) for one in found.findings],
+        "findings": [one._asdict() for one in found.findings],
     }
 
 

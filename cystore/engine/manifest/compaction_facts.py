@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore.engine.manifest.manifest import Facts
 
@@ -21,8 +21,7 @@ FINDINGS_KEPT = 20
 TEXT_MAX = 300  # characters of a finding
 
 
-@dataclass(frozen=True, slots=True)
-class FileFacts:
+class FileFacts(NamedTuple):
     """A compacted file that must exist. It has the newest records below `covered`, an offset of the log. Values below
     `uncertain_below` may be outdated: damaged records with unknown keys stood between them and that offset. `records`
     and `keys` are the numbers of its records and keys; the records end at `records_end`. The turn read `examined`
@@ -41,9 +40,7 @@ class FileFacts:
     def describes(self, header: Header) -> bool:
         """Whether the file of that number has the header that a turn wrote. Earlier versions noted too little to
         tell."""
-        return not self.size_bytes or self == dataclasses.replace(
-            facts_of(self.number, header), covered=self.covered
-        )
+        return not self.size_bytes or self == facts_of(self.number, header)._replace(covered=self.covered)
 
     @property
     def dead_ratio(self) -> float:
@@ -59,8 +56,7 @@ def facts_of(number: int, header: Header) -> FileFacts:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """Damage that a turn stepped over, and when."""
 
     what: str
@@ -81,7 +77,7 @@ class CompactionFacts:
         """The file covers no more than the log that there is."""
         if self.file is None or self.file.covered <= wrote:
             return self
-        return dataclasses.replace(self, file=dataclasses.replace(self.file, covered=wrote))
+        return dataclasses.replace(self, file=self.file._replace(covered=wrote))
 
     def with_deleted(self, topic: str, end: int) -> CompactionFacts:
         """Adds a deletion."""
@@ -127,7 +123,7 @@ def compaction_of(facts: Facts) -> CompactionFacts:
 def _file_of(found: object) -> FileFacts | None:
     if not isinstance(found, dict):
         return None
-    numbers = {one.name: found.get(one.name, 0) for one in dataclasses.fields(FileFacts)}
+    numbers = {name: found.get(name, 0) for name in FileFacts._fields}
     if any(type(value) is not int or value < 0 for value in numbers.values()) or "number" not in found:
         return None
     return FileFacts(**numbers)
@@ -137,10 +133,10 @@ def with_compaction(facts: Facts, content: CompactionFacts) -> Facts:
     """The manifest's facts with another content of the section."""
     section: dict[str, Any] = {}
     if content.file is not None:
-        section["file"] = dataclasses.asdict(content.file)
+        section["file"] = content.file._asdict()
     if content.deleted:
         section["deleted"] = dict(content.deleted)
     if content.damaged:
         section["damaged"] = content.damaged
-        section["findings"] = [dataclasses.asdict(one) for one in content.findings]
+        section["findings"] = [one._asdict() for one in content.findings]
     return facts.with_section(SECTION, section or None)

@@ -4,7 +4,6 @@ one thing wrong."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -41,20 +40,20 @@ def test_a_request_comes_as_it_was_sent(request_):
 def test_an_answer_comes_as_it_was_sent():
     found = Answer.parse(ANSWER.encoded(), ASKED)
     assert [(one.id, bytes(one.body)) for one in found.found] == [("a", b"123456789"), ("b", b"")]
-    assert replace(found.found[0], body=READY.body) == READY
-    part = replace(READY, begin=5, body=b"6789")
+    assert found.found[0]._replace(body=READY.body) == READY
+    part = READY._replace(begin=5, body=b"6789")
     answer = Answer.parse(Answer(PART.id, HOME, (part,)).encoded(), PART)
     assert (answer.found[0].begin, bytes(answer.found[0].body)) == (5, b"6789")
     refused = Answer.parse(Answer(ASKED.id, HOME, (), "busy").encoded(), ASKED)
     assert (refused.found, refused.refused) == ((), "busy")
-    elsewhere = Answer(ASKED.id, HOME, (replace(Found("a"), elsewhere=OTHER), Found("b")))
+    elsewhere = Answer(ASKED.id, HOME, (Found("a")._replace(elsewhere=OTHER), Found("b")))
     assert Answer.parse(elsewhere.encoded(), ASKED).found[0].elsewhere == OTHER
 
 
 def test_an_answer_holds_no_more_than_its_bound():
     """A result that does not fit is asked for in parts."""
     bodies = {"a": b"x" * (PART_BYTES - 1), "b": b"y" * 10, "c": b"z"}
-    found = [replace(READY, id=name, size_bytes=len(body), body=b"") for name, body in bodies.items()]
+    found = [READY._replace(id=name, size_bytes=len(body), body=b"") for name, body in bodies.items()]
     sizes = [len(one.body) for one in filled(found, lambda one: bodies[one.id])]
     assert sizes == [PART_BYTES - 1, 1, 0]
 
@@ -118,7 +117,7 @@ def test_what_is_no_request_is_refused(data):
 
 def test_a_request_that_would_be_refused_is_not_sent():
     with pytest.raises(ProtocolError, match="ids"):
-        replace(ASKED, ids=("x" * (ID_CHARS_MOST + 1),)).encoded()
+        ASKED._replace(ids=("x" * (ID_CHARS_MOST + 1),)).encoded()
 
 
 def crafted(payload: bytes = b"123456789", **fields: object) -> bytes:
