@@ -22,6 +22,8 @@ GIB = 1 << 30
 DELAY_LEVELS_MAX = CONSTANTS["DELAY_LEVELS_MAX"][0]
 DELAY_SECONDS_MAX = CONSTANTS["DELAY_SECONDS_MAX"][0]
 QUEUE_ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
+EXT_UNIT_FIXED_BYTES = CONSTANTS["EXT_UNIT_FIXED_BYTES"][0]
+BITMAP_BYTES_MAX = CONSTANTS["EXT_UNIT_BYTES_MAX"][0] - EXT_UNIT_FIXED_BYTES
 MIB = 1 << 20
 REPLICATION_HEADER_BYTES = 8 + 4  # RocketMQ's: position and size before each piece of the log
 INT_MAX = (1 << 31) - 1
@@ -44,7 +46,7 @@ class StoreConfig(_Given):
     mapped_file_size_consume_queue_bytes: int = 300_000 * QUEUE_ENTRY_BYTES
     enable_consume_queue_ext: bool = False
     mapped_file_size_consume_queue_ext_bytes: int = 48 * MIB
-    bit_map_length_consume_queue_ext: int = 64
+    bit_map_length_consume_queue_ext: int = 112  # RocketMQ: 64, but its broker sets 112
     max_hash_slot_num: int = 5_000_000
     max_index_num: int = 20_000_000
     message_index_enable: bool = True
@@ -309,7 +311,7 @@ _BOUNDS = {
         INT_MAX // QUEUE_ENTRY_BYTES * QUEUE_ENTRY_BYTES,
     ),
     "mapped_file_size_consume_queue_ext_bytes": (64, INT_MAX),
-    "bit_map_length_consume_queue_ext": (8, 1 << 18),
+    "bit_map_length_consume_queue_ext": (8, 8 * BITMAP_BYTES_MAX),
     "max_hash_slot_num": (1, 1 << 29),
     "max_index_num": (2, 1 << 30),
     "max_lmq_consume_queue_num": (1, 1 << 20),

@@ -414,7 +414,8 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         gives true; an error that it raises ends the call. A filtered call examines `max_count` messages, but at least
         800; the next call continues at `next_offset`.
 
-        `group` names the consumer group that reads: `groups.reads` of all processes counts the call.
+        `group` names the consumer group that reads: `groups.reads` of all processes counts the call. If the group
+        registered the expression in `filter` (`filters`), messages that do not match need not be read.
 
         A read sees everything that was appended before it. ``raw=True`` gives the records in one buffer and an array of
         their offsets instead of objects. Raises CorruptRecordError when a record it would return is damaged,
@@ -424,7 +425,9 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         if group is None:
             return reader.get(topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, raw=raw)
         group = checked_group(group)
-        result = reader.get(topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, raw=raw)
+        result = reader.get(
+            topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, group=group, raw=raw
+        )
         self.groups.count_get(group, topic, queue_id, result)
         return result
 

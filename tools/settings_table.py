@@ -35,10 +35,10 @@ UNITS = {
 STORE: dict[str, str] = {
     "mapped_file_size_commit_log_bytes": "length of a segment of the log",
     "mapped_file_size_consume_queue_bytes": "length of a file of a queue; 20 bytes a message",
-    "enable_consume_queue_ext": "extended queue entries, for filters of RocketMQ",
+    "enable_consume_queue_ext": "extended queue entries, for [registered filters](filters.md#registered-filters)",
     "mapped_file_size_consume_queue_ext_bytes": "length of a file of extended entries",
-    "bit_map_length_consume_queue_ext": "length of RocketMQ's filter bitmaps, only with "
-    "`enable_consume_queue_ext`; the store keeps it, and cystore writes no bitmaps",
+    "bit_map_length_consume_queue_ext": "length of the bitmaps of registered filters, a multiple of 8; only with "
+    "`enable_consume_queue_ext`",
     "max_hash_slot_num": "hash slots of an index file",
     "max_index_num": "keys of an index file",
     "enable_lmq": "with `enable_multi_dispatch`: messages may name [light queues](light-queues.md)",

@@ -88,9 +88,14 @@ def get_bodies(job: Job) -> Measure:
 
 
 def get_filtered(job: Job) -> Measure:
-    """From one end of a queue to the other with a SQL92 filter; one operation is a message that the filter looks at."""
-    wanted = cystore.SqlFilter(job.options["filter"])
-    with open_store(job) as store:
+    """From one end of a queue to the other with a SQL92 filter; one operation is a message that the filter looks at.
+    With the option `group` that group reads a store with extended units; the group "marked" has registered the
+    filter."""
+    wanted, group = cystore.SqlFilter(job.options["filter"]), job.options.get("group")
+    by_group = {} if group is None else {"group": group}
+    with open_store(job, **({} if group is None else {"enable_consume_queue_ext": True})) as store:
+        if group == "marked":
+            store.filters.add(group, TOPIC, wanted)
         fill(store, job)
         store.dispatch()
         found = 0
@@ -99,7 +104,7 @@ def get_filtered(job: Job) -> Measure:
             nonlocal found
             offset, found, get = 0, 0, store.get
             while offset < job.count:
-                got = get(TOPIC, 0, offset, job.batch, filter=wanted)
+                got = get(TOPIC, 0, offset, job.batch, filter=wanted, **by_group)
                 found += len(got.messages)
                 offset = got.next_offset
 

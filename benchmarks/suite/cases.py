@@ -214,6 +214,21 @@ READ_CASES = (
         (Goal(ROCKETMQ.label, 2),),
     ),
     Case(
+        "get-filter-bitmap",
+        "get by a group from one end of a queue to the other with the SQL92 filter a = 7, which 1 % match, by the "
+        "bitmaps of its registered filter, batches of 32",
+        "message that the filter looks at",
+        Job("get_filtered", 300_000, "", batch=32, options={"filter": "a = 7", "group": "marked"}),
+        (
+            READER,
+            Contestant(
+                "cystore, the group's filter is not registered",
+                "cystore_read",
+                overrides={"options": {"filter": "a = 7", "group": "plain"}},
+            ),
+        ),
+    ),
+    Case(
         "get-one",
         "get of one of 300,000 messages by its queue offset, chosen at random",
         "get",

@@ -16,6 +16,7 @@ from cystore.derived.dispatch.backlog import BacklogKeeper
 from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.dispatch.flush import DerivedFlusher
 from cystore.derived.dispatch.follow import Follower
+from cystore.derived.dispatch.known_filters import KnownFilters
 from cystore.derived.dispatch.remove import QueueRemover
 from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.derived.files.index import IndexFiles
@@ -78,6 +79,9 @@ def compose(
     allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root))
     flusher = Flusher(root, control, commit_log, checkpoint, config)
     derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
+    filters = None
+    if config.enable_consume_queue_ext and mode is not Mode.PRIVATE:
+        filters = KnownFilters(control, manifest, config)
     dispatcher = Dispatcher(
         control,
         commit_log,
@@ -86,6 +90,7 @@ def compose(
         config,
         given_up=lambda: manifest.snapshot().given_up,
         more_queues=allocator.more_queues,
+        filters=filters,
     )
     control.on_repair("dispatch", dispatcher.repair)
     control.on_repair("append", partial(repair_append, control, commit_log))
@@ -127,7 +132,7 @@ def compose(
             delay_levels=len(config.delay_levels_ms()),
             light_queues_max=config.max_lmq_consume_queue_num if config.enable_multi_dispatch else 0,
         )
-    reader = Reader(control, commit_log, queues, index, dispatcher, config)
+    reader = Reader(control, commit_log, queues, index, dispatcher, config, filters)
     waiting = WaitingQueues(control, commit_log, config)
     scheduler = Scheduler(control, queues, delivered, reader, flusher, waiting, appender, config)
     carrier = Carrier(control, commit_log, queues, dispatcher, delivered, waiting, appender, config)
@@ -155,5 +160,6 @@ def compose(
         derived_flusher, allocator, delivered, scheduler, cleaner, compactor, newest,
         remover, reader, backlog, appender, locks, None, Sleepers(control),
     )  # fmt: skip
+    composed.filters = filters
     composed.at_leave += [reader.counts.merge, compactor.close]
     return composed

@@ -14,6 +14,7 @@ from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.dispatch.backlog import BacklogKeeper
 from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.dispatch.flush import DerivedFlusher
+from cystore.derived.dispatch.known_filters import KnownFilters
 from cystore.derived.dispatch.remove import QueueRemover
 from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.derived.files.index import IndexFiles
@@ -76,6 +77,7 @@ class Attachment:
     recovered: RecoveredState | None
     sleepers: Sleepers
     ground: View | None = None  # of a private view of files: shows when the view is outdated
+    filters: KnownFilters | None = None  # only of a store with extended units
     groups: object = None  # the table of consumer groups, when it is in use
     transactions: object = None  # the table of open transactions, when it is in use
     once: object = None  # the locks of messages that are put once, when they are in use

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attach import Attachment
 from cystore.clock import monotonic_s
+from cystore.derived.dispatch.known_filters import end_filters
 from cystore.derived.files.known_queues import save_known_queues
 from cystore.engine.files.segments import Mode
 from cystore.engine.log.allocate import CONTROL_NAME, HEADROOM_NAME
@@ -154,6 +155,7 @@ def _shut_down_derived(attachment: Attachment) -> bool:
         attachment.delivered.save()
         failpoint("detach.derived_flushed")
         save_known_queues(root, attachment.control, attachment.checkpoint.fields())
+        end_filters(attachment.manifest, root, attachment.control)
     except Exception:
         log.exception("%s: the log is durable; queues and index are not, and the next open mends them", root)
         return False

@@ -16,6 +16,7 @@ from cystore._native.system.failpoint import failpoint
 from cystore.attachment.assemble import compose
 from cystore.attachment.attachment import Attachment
 from cystore.config import INT_MAX, StoreConfig
+from cystore.derived.dispatch.known_filters import begin_filters
 from cystore.derived.files.known_queues import forget_known_queues
 from cystore.engine.files.segments import Mode
 from cystore.engine.log.allocate import CONTROL_NAME, HEADROOM_NAME
@@ -87,6 +88,7 @@ def recover_and_build(
     carry_over(root, manifest)
     if manifest.snapshot().log_begin != state.min_physical_offset:
         manifest.set_log_begin(state.min_physical_offset)
+    begin_filters(manifest, root, state.wrote, abnormal=state.report.abnormal)
     failpoint("attach.manifest")
     attachment = build(root, config, Mode.WRITE, state, manifest, locks, revive)
     failpoint("attach.built")

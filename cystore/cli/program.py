@@ -14,6 +14,9 @@ from cystore import __version__
 from cystore.cli.change.clean import COMMAND as CLEAN
 from cystore.cli.change.clean import COMPACT
 from cystore.cli.change.config import COMMAND as CONFIG
+from cystore.cli.change.filters import ADD as FILTERS_ADD
+from cystore.cli.change.filters import COMMAND as FILTERS
+from cystore.cli.change.filters import REMOVE as FILTERS_REMOVE
 from cystore.cli.change.handover import COMMAND as HANDOVER
 from cystore.cli.change.put import COMMAND as PUT
 from cystore.cli.change.quarantine import COMMAND as QUARANTINE
@@ -54,7 +57,8 @@ from cystore.operate.output import one_line, write_note
 COMMANDS: tuple[Command | Group, ...] = (
     INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, READ, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE,
     CONFIG, CLEAN, COMPACT, CLOCK,
-    HANDOVER, SNAPSHOT, IMPORT, TRANSACTIONS, GROUPS, LAG, RESET_OFFSET, DISPATCHERS, REPLICATE, HA, METRICS,
+    HANDOVER, SNAPSHOT, IMPORT, TRANSACTIONS, GROUPS, LAG, RESET_OFFSET, FILTERS, FILTERS_ADD, FILTERS_REMOVE,
+    DISPATCHERS, REPLICATE, HA, METRICS,
 )  # fmt: skip
 ALIKE = 3  # reports that differ in numbers and names only
 

@@ -12,11 +12,13 @@ import logging
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cystore import clock
+from cystore._native.lookup.get_result import GetResult
 from cystore._native.memory.control import Control
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
@@ -324,12 +326,15 @@ class Consumer:
         (topic, queue_id), control = queue.queue, self._parts.control
         own = topic in self.topics
         tags, chosen = (self._tags, self._filter) if own else (None, None)
+        get: Callable[..., GetResult] = self._store.get
+        if chosen is not None and self._parts.filters is not None:  # bitmaps may tell what is left out
+            get = partial(self._parts.reader.get, group=self.group)
         for _ in range(LOOKS_AT_ONCE):
             at = queue.next_offset
             if control.queue_end(queue.slot) == at and control.queue_minimum(queue.slot) <= at:
                 return
             try:
-                result = self._store.get(topic, queue_id, at, PULL_COUNT, tags=tags, filter=chosen)
+                result = get(topic, queue_id, at, PULL_COUNT, tags=tags, filter=chosen)
             except CorruptRecordError:
                 log.exception(
                     "group %s steps over the damaged message %d of %s/%d", self.group, at, topic, queue_id

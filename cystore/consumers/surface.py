@@ -11,6 +11,7 @@ from cystore.filters.given_filter import Filter
 
 if TYPE_CHECKING:
     from cystore.consumers.consumer import Consumer
+    from cystore.consumers.filters import Filters
     from cystore.consumers.groups import Groups, GroupTable
 
 
@@ -29,6 +30,14 @@ class StoreConsumers(StoreArrivals):
 
         self._attached()  # raises StoreClosedError
         return Groups(self)
+
+    @property
+    def filters(self) -> Filters:
+        """The registered filters of consumer groups: add, remove, list."""
+        from cystore.consumers.filters import Filters
+
+        self._attached()  # raises StoreClosedError
+        return Filters(self)
 
     def consumer(
         self,

@@ -27,6 +27,7 @@ from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from cystore.engine.files.compacted_file import numbers
+from cystore.engine.manifest.group_filters import group_filters_of
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import (
     StoreConfigError,
@@ -54,6 +55,7 @@ from cystore.system.os_errors import is_missing
 from cystore.verify.bounds import Bounds
 from cystore.verify.compacted import KIND as COMPACTED
 from cystore.verify.compacted import CompactedCheck, missing_file
+from cystore.verify.filter_marks import FilterMarks
 from cystore.verify.record_walk import Comparison, WrongEntry
 
 log = logging.getLogger("cystore")
@@ -204,8 +206,10 @@ class Scrubber:
         """The comparison of the slice alone: it reads only the slice's records, and ignores other entries of queues and
         index."""
         root, file_bytes = self._root, self._config.mapped_file_size_consume_queue_bytes
+        filters = group_filters_of(self._manifest.snapshot()).rows
+        marks = FilterMarks(filters, self._config.bit_map_length_consume_queue_ext) if filters else None
         check = Comparison(
-            root, reader, bounds, lambda key: open_queue(root, *key, file_bytes), each_entry=True
+            root, reader, bounds, lambda key: open_queue(root, *key, file_bytes), each_entry=True, marks=marks
         )
         if self._config.message_index_enable:
             readers, _ = list_readable_index(root, self._config)

@@ -18,6 +18,7 @@ from cystore.recovery.walk.log_visitor import Key, LogVisitor
 from cystore.recovery.walk.queue_reader import Entry, QueueReader
 from cystore.recovery.walk.unit_reader import UnitReader
 from cystore.verify.bounds import Bounds
+from cystore.verify.filter_marks import FilterMarks
 from cystore.verify.index_comparison import IndexEntries
 from cystore.verify.queue_comparison import QueueEntries, QueueSpan
 
@@ -38,8 +39,8 @@ class Comparison(LogVisitor):
 
     `find_queue` opens the files of a queue. Without `follow` it verifies the records alone: queues and index may still
     lack them. With `each_entry` wrong entries are listed in `wrong_entries`, one damage for each; an entry that is all
-    zero, or whose extended unit is damaged, is then wrong too. `jumps`: some queue offset was not the next one, whether
-    that counts as damage or not.
+    zero, or whose extended unit is damaged, is then wrong too. So is one whose unit hides the message from a group of
+    `marks`. `jumps`: some queue offset was not the next one, whether that counts as damage or not.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Comparison(LogVisitor):
         *,
         follow: bool = True,
         each_entry: bool = False,
+        marks: FilterMarks | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         scanner = log_walk.LogWalker(compare_tags=True, follow_queues=follow, stop_at_units=each_entry)
@@ -58,7 +60,7 @@ class Comparison(LogVisitor):
         scanner.move(bounds.begin, reader.base_of(bounds.begin) + reader.file_bytes)
         super().__init__(reader, scanner, progress=progress)
         self._root, self._bounds, self._find_queue, self._each_entry = root, bounds, find_queue, each_entry
-        self._units = UnitReader(root)
+        self._units, self._marks = UnitReader(root), marks
         self._known_damage = read_damaged_ranges(root)
         self.queues = QueueEntries(root, bounds, read_removed(root), [])
         self.index = IndexEntries(root, reader, scanner, bounds)
@@ -189,7 +191,18 @@ class Comparison(LogVisitor):
         _, _, _, size, store_timestamp_ms, *_ = scanner.record()
         if (entry.physical_offset, entry.size) != (scanner.position, size) or not is_address(entry.tags_code):
             return "not the entry of the record"
-        return self._units.problem(key, entry.tags_code, scanner.tags_code, store_timestamp_ms)
+        problem = self._units.problem(key, entry.tags_code, scanner.tags_code, store_timestamp_ms)
+        return problem or self._hides(entry, key)
+
+    def _hides(self, entry: Entry, key: Key) -> str:
+        """Says from which group the unit of the record hides it; empty if from none."""
+        marks = self._marks
+        if marks is None or not marks.concern(key[0]):
+            return ""
+        unit, record = self._units.unit(key, entry.tags_code), self._reader.record(entry.physical_offset)
+        if unit is None or record is None:
+            return ""
+        return marks.problem(key[0], entry.physical_offset, record["properties"], unit.bitmap)
 
     def _listed(self, reader: QueueReader, number: int, reason: str) -> Damage:
         """Lists a wrong entry, which the caller may rewrite from its record."""

@@ -2,6 +2,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.index cimport index_view
+from cystore._native.filters.bitmap cimport FilterTable, filter_table
 from cystore._native.layout cimport control_block, queue_entry
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.property_read cimport light_queues
@@ -44,6 +45,7 @@ cdef struct pending_record:
     uint32_t slot
     int first_hash
     int hash_count
+    uint8_t* bitmap             # of its extended unit; NULL: none
     bint is_light               # the record is in the queues of `light` too
     light_queues light
 
@@ -62,6 +64,8 @@ cdef struct dispatch_state:
     uint64_t round
     bint with_index
     bint with_ext
+    const filter_table* filters     # NULL: units have no bitmaps
+    uint8_t* bitmaps                # room for one bitmap for each pending record
     const int64_t* delay_ms
     int delay_levels
     int64_t end                     # a record that begins here or later is not dispatched
@@ -91,6 +95,7 @@ cdef class DispatchKernel:
     cdef dispatch_state* d
     cdef Control control
     cdef MappedFile segment, index_file
+    cdef FilterTable filters
     cdef int64_t* delay_ms
     cdef dict queue_mappings, ext_mappings
     cdef queue_files* _files(self, uint32_t slot) except NULL

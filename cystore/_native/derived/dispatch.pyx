@@ -11,14 +11,16 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memset
 
-from cystore._native.derived.queue_ext cimport EXT_NO_ROOM, ext_address, ext_put
+from cystore._native.derived.queue_ext cimport EXT_END_BYTES, EXT_NO_ROOM, ext_address, ext_put
 from cystore._native.derived.index cimport (
     INDEX_FULL, index_entry_end, index_key_hash, index_next_entry, index_prefetch, index_put, index_topic_seed,
     index_view_of
 )
 from cystore._native.derived.queue cimport queue_put
+from cystore._native.filters.bitmap cimport FilterTable, bitmap_of
 from cystore._native.layout cimport (
-    LOCK_DISPATCH, QUEUE_ENTRY_BYTES, index_header_end_physical_offset, takes_index_entry, takes_queue_offset
+    EXT_UNIT_BYTES_MAX, EXT_UNIT_FIXED_BYTES, LOCK_DISPATCH, QUEUE_ENTRY_BYTES, index_header_end_physical_offset,
+    takes_index_entry, takes_queue_offset
 )
 from cystore._native.memory.atomics cimport add_u32, load_i64, load_u32, store_i64
 from cystore._native.memory.control cimport Control
@@ -82,6 +84,16 @@ cdef inline void _seed_for(dispatch_state* d, const record_view* v, queue_entry*
     d.seeded_topic_len = v.topic_len if queue != NULL else 0
 
 
+cdef inline void _add_bitmap(dispatch_state* d, pending_record* r, const record_view* v) noexcept nogil:
+    """The bitmap of the record's unit, if its topic has filters."""
+    cdef uint8_t* to
+    if d.filters == NULL or r.queue == NULL:
+        return
+    to = d.bitmaps + d.pending_count * d.filters.bitmap_bytes
+    if bitmap_of(d.filters, v.topic, v.topic_len, v.properties, v.properties_len, to):
+        r.bitmap = to
+
+
 cdef int _gather(dispatch_state* d) noexcept nogil:
     """Parses and verifies records from `position` on into `pending`. The status says why it stopped; the caller handles
     it after the records in `pending`.
@@ -115,6 +127,7 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
         r.first_hash = hashes
         r.hash_count = 0
         r.is_light = False
+        r.bitmap = NULL
         if status == RECORD_OK:
             r.store_timestamp = v.store_timestamp
             r.queue_offset = v.queue_offset
@@ -131,6 +144,7 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
                 _read_properties(d, r, &v, False)
             if not takes_queue_offset(v.sys_flag):
                 r.queue = NULL
+            _add_bitmap(d, r, &v)
         else:
             r.store_timestamp = 0
         d.pending_count += 1
@@ -141,14 +155,18 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
 cdef int _put_ext(dispatch_state* d, queue_files* files, pending_record* r) noexcept nogil:
     """Writes the unit and replaces the record's tags code by the unit's address."""
     cdef int size = 0
+    cdef int bitmap_len = 0 if r.bitmap == NULL else d.filters.bitmap_bytes
     cdef int64_t at = files.ext_next
     if files.ext_address == NULL or not files.ext_base <= at < files.ext_end:
         return DISPATCH_NEED_EXT_FILE
-    # The unit or the file's end mark needs at most 64 bytes.
-    if min(at + 64, files.ext_end) > files.ext_allocated:
+    if <int64_t>EXT_UNIT_FIXED_BYTES + bitmap_len > min(<int64_t>EXT_UNIT_BYTES_MAX,
+                                                        files.ext_end - files.ext_base - <int64_t>EXT_END_BYTES):
+        bitmap_len = 0  # no unit, or no file, has room for it
+    # The unit or the file's end mark needs at most 64 bytes beside the bitmap.
+    if min(at + 64 + bitmap_len, files.ext_end) > files.ext_allocated:
         return DISPATCH_NEED_EXT_SPACE
     if ext_put(files.ext_address + (at - files.ext_base), <size_t>(files.ext_end - at), r.tags_code,
-               r.store_timestamp, NULL, 0, &size) == EXT_NO_ROOM:
+               r.store_timestamp, r.bitmap, bitmap_len, &size) == EXT_NO_ROOM:
         files.ext_next = files.ext_end
         return DISPATCH_NEED_EXT_FILE
     files.ext_next = at + size
@@ -336,6 +354,7 @@ cdef class DispatchKernel:
     def __dealloc__(self):
         if self.d != NULL:
             PyMem_Free(self.d.queues)
+            PyMem_Free(self.d.bitmaps)
         PyMem_Free(self.d)
         PyMem_Free(self.delay_ms)
 
@@ -406,6 +425,19 @@ cdef class DispatchKernel:
     @mapped_index_seq.setter
     def mapped_index_seq(self, int64_t seq):
         self.d.mapped_index_seq = seq
+
+    def use_filters(self, FilterTable table):
+        """The filters that give units their bitmaps, by the manifest whose number `set_sound` gets; None: no unit gets
+        one."""
+        cdef uint8_t* bitmaps = NULL
+        if table is not None:
+            bitmaps = <uint8_t*>PyMem_Malloc(PENDING_RECORDS * table.c.bitmap_bytes)
+            if bitmaps == NULL:
+                raise MemoryError
+        PyMem_Free(self.d.bitmaps)
+        self.d.bitmaps = bitmaps
+        self.d.filters = NULL if table is None else &table.c
+        self.filters = table
 
     def set_sound(self, int64_t until, int64_t manifest_seq):
         """Sets the begin of the next damaged range, from the manifest with that sequence number or a later one."""

@@ -1,6 +1,8 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from cystore._native.filters.bitmap cimport GroupBits
 from cystore._native.filters.program cimport filter_program
+from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.record_view cimport record_view
 from cystore._native.record.window cimport LogWindow, log_window
 
@@ -9,6 +11,7 @@ cdef enum SelectStatus:
     SELECT_NEED_SEGMENT = 1     # the window does not have the segment of the record at `wanted`
     SELECT_DAMAGED = 2          # entry or record is damaged: `status` says how
     SELECT_ASK = 3              # the caller sets `answer` for the record at `wanted`
+    SELECT_NEED_UNITS = 4       # `units` does not have the file of the extended unit at position `wanted`
 
 cdef enum:
     SELECT_BAD_ENTRY = 32       # `status`: the entry has impossible values
@@ -42,6 +45,15 @@ cdef struct chosen_record:
     const uint8_t* start
     int32_t size
 
+# Extended units that tell a reader which messages its filter does not match.
+cdef struct unit_view:
+    const int32_t* bits         # of the reader's group; NULL: units are not examined
+    int bitmap_bytes
+    int64_t born                # units of records before this log position do not count
+    int64_t base                # positions in the mapped file
+    int64_t end
+    const uint8_t* address      # NULL: there is no file
+
 # A pass over consecutive entries of one queue. It can stop and continue.
 cdef struct selection:
     const uint8_t* entries
@@ -54,6 +66,7 @@ cdef struct selection:
     batch_limits limits
     tag_filter filter
     const filter_program* program   # NULL: no expression
+    unit_view units
     bint asks                   # ask the caller about each record that passed the other filters
     int answer
     int64_t at                  # entries examined
@@ -76,6 +89,13 @@ cdef tuple selected_records(selection* s)
 cdef bint selection_behind(const selection* s, const log_window* window) noexcept nogil
 # Reserves room in the window for the selected records, until the next call.
 cdef int selection_room(selection* s, LogWindow window) except -1
+
+cdef class UnitReader:
+    cdef readonly GroupBits bits
+    cdef readonly int64_t born
+    cdef object file_of
+    cdef MappedFile file            # the last one
+    cdef int need(self, unit_view* units, int64_t position) except -1
 
 cdef class TagFilter:
     cdef tag_filter c

@@ -3,6 +3,7 @@ from typing import Any, final
 
 from _typeshed import WriteableBuffer
 
+from cystore._native.filters.bitmap import GroupBits
 from cystore._native.filters.program import FilterProgram
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
@@ -14,6 +15,16 @@ class TagFilter:
     @property
     def tags(self) -> tuple[str, ...]: ...
     def __new__(cls, expression: str) -> TagFilter: ...
+
+@final
+class UnitReader:
+    def __new__(
+        cls, bits: GroupBits, born: int, file_of: Callable[[int], MappedFile | None]
+    ) -> UnitReader: ...
+    @property
+    def bits(self) -> GroupBits: ...
+    @property
+    def born(self) -> int: ...
 
 @final
 class BatchLimits:
@@ -47,6 +58,7 @@ def read_batch(
     raw: bool = False,
     program: FilterProgram | None = None,
     predicate: Callable[[Message], object] | None = None,
+    units: UnitReader | None = None,
 ) -> tuple[Any, int, int, bool]: ...
 def put_entry(
     data: WriteableBuffer, position: int, physical_offset: int, size: int, tags_code: int

@@ -10,7 +10,8 @@ from cpython cimport array
 
 import array
 
-from cystore._native.derived.queue_ext cimport ext_is_address
+from cystore._native.derived.queue_ext cimport EXT_OK, ext_is_address, ext_position, ext_read, ext_view
+from cystore._native.filters.bitmap cimport GroupBits, bitmap_lacks
 from cystore._native.filters.program cimport FilterProgram, filter_matches
 from cystore._native.layout cimport (
     HOLE_ENTRY_SIZE, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, QUEUE_ENTRY_BYTES, SCHEDULE_TOPIC_TEXT, TOPIC_BYTES_MAX,
@@ -87,6 +88,15 @@ cdef inline bint _in_light_queue(const selection* s, const record_view* v) noexc
     return s.queue_id == 0 and light_offset(v, s.topic, s.topic_len) == s.first + s.at
 
 
+cdef inline bint _leaves_out(const unit_view* units, int64_t position) noexcept nogil:
+    """Whether the unit at a position, in the file at hand, says that the record does not match the group's filter. A
+    unit that is damaged, or has no bitmap of the right length, says nothing."""
+    cdef ext_view unit
+    return (units.address != NULL
+            and ext_read(units.address + (position - units.base), <size_t>(units.end - position), &unit) == EXT_OK
+            and unit.bitmap_len == units.bitmap_bytes and bitmap_lacks(unit.bitmap, units.bits))
+
+
 cdef int queue_select(selection* s, log_window* window) except -1 nogil:
     """Selects from `s.at` on. SELECT_DONE: the batch is full or the entries end. Any other status is the reason to
     stop."""
@@ -124,6 +134,13 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
                 and not _code_wanted(&s.filter, tags_code):
             s.at += 1
             continue
+        if s.units.bits != NULL and physical_offset >= s.units.born and ext_is_address(tags_code):
+            if not s.units.base <= ext_position(tags_code) < s.units.end:
+                s.wanted = ext_position(tags_code)
+                return SELECT_NEED_UNITS
+            if _leaves_out(&s.units, ext_position(tags_code)):
+                s.at += 1
+                continue
         s.wanted = physical_offset
         s.status = window_bytes(window, physical_offset, &at, &available)
         if s.status == WINDOW_NEED_SEGMENT:
@@ -210,6 +227,29 @@ cdef class TagFilter:
 
 
 @cython.final
+cdef class UnitReader:
+    """The extended units of one queue for a reader whose group has a filter: its `bits`, and the log position at which
+    the filter was `born`. `file_of(position)` gives the mapped file of a unit, or None. For one batch."""
+
+    def __cinit__(self, GroupBits bits not None, int64_t born, file_of):
+        self.bits, self.born, self.file_of = bits, born, file_of
+
+    cdef int need(self, unit_view* units, int64_t position) except -1:
+        """Brings in the file of the unit at a position. Without a file, that unit alone is known to be missing."""
+        cdef MappedFile file = self.file_of(position)
+        self.file = file
+        if file is None or not file.base <= position < file.base + file.length:
+            units.address = NULL
+            units.base = position
+            units.end = position + 1
+        else:
+            units.address = file.address
+            units.base = file.base
+            units.end = file.base + file.length
+        return 0
+
+
+@cython.final
 cdef class BatchLimits:
     """RocketMQ's limits of one batch, in bytes and messages. The last `memory_bytes` of the log count as in memory."""
 
@@ -255,7 +295,7 @@ cdef _damage(const selection* s, LogWindow window, MappedFile file):
                               path=segment.path, offset=s.wanted)
 
 
-cdef int _select(selection* s, LogWindow window, MappedFile file, predicate) except -1:
+cdef int _select(selection* s, LogWindow window, MappedFile file, predicate, UnitReader units) except -1:
     """Runs the selection to its end and maps segments on demand. A batch with messages ends where one more segment
     would evict another from the window."""
     cdef MappedFile segment
@@ -268,6 +308,8 @@ cdef int _select(selection* s, LogWindow window, MappedFile file, predicate) exc
             end = min(segment.base + segment.length, window.c.wrote)
             s.answer = ANSWER_TAKE if predicate(stored_message(segment, s.wanted - segment.base, end - s.wanted,
                                                                True)) else ANSWER_LEAVE
+        elif status == SELECT_NEED_UNITS:
+            units.need(&s.units, s.wanted)
         elif status == SELECT_NEED_SEGMENT and not (s.found and window.c.count == WINDOW_SEGMENTS):
             window.need(s.wanted)
         elif status == SELECT_DAMAGED and s.found == 0 and not (s.at and (s.program != NULL or s.asks)):
@@ -319,10 +361,12 @@ cdef tuple selected_records(selection* s):
 
 def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, MappedFile file not None, int64_t first,
                int64_t count, bytes topic not None, int32_t queue_id, BatchLimits limits not None, int32_t max_count,
-               TagFilter tags=None, bint raw=False, FilterProgram program=None, predicate=None):
+               TagFilter tags=None, bint raw=False, FilterProgram program=None, predicate=None,
+               UnitReader units=None):
     """Messages of the `count` entries of a consume queue file that begin with queue offset `first`.
 
-    A message passes if it has one of the `tags` and if `program`, and then `predicate(message)`, is true for it.
+    A message passes if it has one of the `tags` and if `program`, and then `predicate(message)`, is true for it. A
+    record is not read if `units` say that `program` is not true.
 
     Returns (messages, number of entries examined, how many of those stood for no message, whether by the limits memory
     no longer holds the next messages). With `raw`, (bytes of the records, array of their begins) replaces the messages.
@@ -346,6 +390,13 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
     else:
         s.filter.count = 0
     s.program = NULL if program is None else &program.c
+    s.units.bits = NULL
+    if units is not None and program is not None:
+        s.units.bits = &units.bits.bits[0]
+        s.units.bitmap_bytes = units.bits.bitmap_bytes
+        s.units.born = units.born
+        s.units.base = s.units.end = 0
+        s.units.address = NULL
     s.asks = predicate is not None
     s.answer = ANSWER_NONE
     s.at = s.found = s.found_bytes = s.missing = s.wanted = 0
@@ -353,7 +404,7 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
     selection_room(&s, window)
     window.move(minimum, wrote)
     window.make_room()
-    _select(&s, window, file, predicate)
+    _select(&s, window, file, predicate, units)
     found = selected_records(&s) if raw else selected_messages(&s, window)
     return found, s.at, s.missing, selection_behind(&s, &window.c)
 

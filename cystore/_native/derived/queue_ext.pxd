@@ -6,6 +6,9 @@ cdef enum ExtStatus:
     EXT_BAD = 2         # the lengths contradict each other or lead out of the file
     EXT_NO_ROOM = 3     # the unit belongs into the next file
 
+cdef enum:
+    EXT_END_BYTES = 4       # a unit leaves room for the end mark of its file
+
 cdef struct ext_view:
     int size
     int64_t tags_code

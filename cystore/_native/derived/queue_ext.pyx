@@ -12,7 +12,6 @@ from cystore._native.layout cimport (
 )
 
 cdef int16_t END_SIZE = -1
-cdef size_t END_BYTES = 4           # room behind each unit for the file's end mark
 cdef int64_t ADDRESS_MAX = -2147483649  # no tags code is below -2^31
 
 
@@ -52,7 +51,7 @@ cdef int ext_put(uint8_t* p, size_t room, int64_t tags_code, int64_t store_times
     size[0] = <int>EXT_UNIT_FIXED_BYTES + bitmap_len
     if bitmap_len < 0 or size[0] > <int>EXT_UNIT_BYTES_MAX:
         return EXT_BAD
-    if <size_t>size[0] + END_BYTES > room:
+    if <size_t>size[0] + <size_t>EXT_END_BYTES > room:
         if room >= 2:
             ext_unit_set_size(p, END_SIZE)
         return EXT_NO_ROOM

@@ -266,6 +266,7 @@ cdef class QueueReader:
         c.select.codes_are_hashes = True  # unused: there are no tags
         c.select.filter.count = 0
         c.select.program = NULL if program is None else &program.c
+        c.select.units.bits = NULL
         c.select.asks = False
         c.select.answer = ANSWER_NONE
         c.select.limits = self.limits.c

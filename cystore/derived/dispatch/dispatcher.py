@@ -23,6 +23,7 @@ from cystore._native.record.properties import queues_of
 from cystore._native.record.record import STATUS_NAMES
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
+from cystore.derived.dispatch.known_filters import NO_TABLE, KnownFilters
 from cystore.derived.dispatch.resume import DamageSearch
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from cystore.derived.files.index import IndexFiles
@@ -59,12 +60,14 @@ class Dispatcher:
         *,
         given_up: Callable[[], GivenUp] = GivenUp,
         more_queues: Callable[[], None] | None = None,
+        filters: KnownFilters | None = None,
     ) -> None:
         self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
         self._damage, self._more_queues = commit_log.damage, more_queues
         self._given_up = given_up
         self._with_index = config.message_index_enable
         self._search: DamageSearch | None = None  # the damage at the dispatched position
+        self._filters, self._filters_seq = filters, NO_TABLE
         self._kernel = kernel.DispatchKernel(
             control,
             delay_levels_ms=config.delay_levels_ms(),
@@ -185,6 +188,7 @@ class Dispatcher:
         self._kernel.begin(position)
         while position < until and (position == begin or monotonic_s() < deadline_s):
             manifest_seq = control.manifest_seq
+            self._use_filters(manifest_seq)
             hole = damage.ranges.covering(position)
             if hole is not None:
                 position = control.dispatched = min(hole[1], wrote)
@@ -198,6 +202,12 @@ class Dispatcher:
             if self._search is not None and not self._judge(position, wrote, deadline_s):
                 break
         self._kernel.stopped_at = position
+
+    def _use_filters(self, manifest_seq: int) -> None:
+        """Gives the kernel the filters of the manifest with that number."""
+        if self._filters is not None and self._filters_seq != manifest_seq:
+            self._filters_seq, table = self._filters.table(manifest_seq)
+            self._kernel.use_filters(table)
 
     def _run_batch(self, end: int, limit: int, deadline_s: float) -> None:
         """Lets the kernel run up to `end`, into damage (`_search`), or until the time is over."""

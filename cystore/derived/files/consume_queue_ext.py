@@ -17,7 +17,7 @@ from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.engine.files.mappings import Mappings
 from cystore.engine.files.segments import MappedFileQueue, Mode
-from cystore.errors import CorruptRecordError
+from cystore.errors import CorruptRecordError, StoreError
 
 DIRECTORY = "consumequeue_ext"
 ALLOCATE_BYTES = 64 * 1024
@@ -71,6 +71,14 @@ class ConsumeQueueExt:
         if status != "ok":
             raise CorruptRecordError(f"not a valid extended unit: {status}", path=file.path, offset=position)
         return ExtUnit(size_bytes, tags_code, store_timestamp_ms, bitmap)
+
+    def file_of(self, position: int) -> MappedFile | None:
+        """The mapped file that holds a position; None without one. A unit that cannot be reached is no error: its
+        message is looked at."""
+        try:
+            return self.files.get(self.files.base_of(position))
+        except StoreError:
+            return None
 
     def mend(self, address: int, tags_code: int, store_timestamp_ms: int) -> MappedFile | None:
         """Under the dispatch lock: rewrites a unit in its place; returns its file, None where no whole unit is.

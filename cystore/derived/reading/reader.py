@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cystore._native.derived import queue as queue_kernel
-from cystore._native.derived.queue import BatchLimits
+from cystore._native.derived.queue import BatchLimits, UnitReader
 from cystore._native.lookup.counts import ReadCounts, now_ms
 from cystore._native.lookup.get_result import GetResult
 from cystore._native.lookup.key_reader import KeyReader, QueryResult
@@ -28,12 +28,21 @@ from cystore._native.record.window import LogWindow
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.dispatch.heal import QueueHealer, is_queue_damage
+from cystore.derived.dispatch.known_filters import KnownFilters
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.files.index import IndexFiles
 from cystore.derived.reading.by_key import DEFAULT_COUNT, SPARE_WINDOWS, KeySearch, log_damage
 from cystore.derived.reading.by_time import TimeSearch
 from cystore.derived.reading.dispatch_help import DispatchHelp
-from cystore.derived.reading.request import CallableError, Wanted, encoded, outside, stored_topic, wanted
+from cystore.derived.reading.request import (
+    CallableError,
+    Wanted,
+    encoded,
+    outside,
+    stored_topic,
+    wanted,
+    wanted_by,
+)
 from cystore.derived.reading.tail import TailReader
 from cystore.engine.files.cold_pages import memory_bytes
 from cystore.engine.log.commit_log import CommitLog
@@ -65,9 +74,10 @@ class Reader:
         index: IndexFiles,
         dispatcher: Dispatcher,
         config: StoreConfig,
+        filters: KnownFilters | None = None,
     ) -> None:
         self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
-        self._dispatcher = dispatcher
+        self._dispatcher, self._filters = dispatcher, filters
         self._memory_bytes = memory_bytes(config)
         self._limits = BatchLimits(
             memory_bytes=self._memory_bytes,
@@ -160,12 +170,14 @@ class Reader:
         *,
         tags: str | None = None,
         filter: Filter | None = None,
+        group: str | None = None,
         raw: bool = False,
     ) -> GetResult:
         """Messages of a queue from an offset on, at most `max_count` and within RocketMQ's limits of a batch.
 
-        `tags`: "A", or "A || B"; None, "" and "*" are all. `filter`: an expression or a callable. A batch ends before
-        a message whose bytes are damaged; if that message comes first, the call raises CorruptRecordError. Source:
+        `tags`: "A", or "A || B"; None, "" and "*" are all. `filter`: an expression or a callable. `group`: the group
+        that reads; bitmaps tell which messages do not match its registered filter. A batch ends before a message whose
+        bytes are damaged; if that message comes first, the call raises CorruptRecordError. Source:
         DefaultMessageStore.getMessage.
         """
         since_ms = now_ms()
@@ -177,8 +189,9 @@ class Reader:
             queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
             queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
             max_count = whole("max_count", max_count, 1, INT32_MAX)
+        choice = wanted(tags, filter) if group is None else wanted_by(group, topic, tags, filter)
         try:
-            result = self._get(name, queue_id, queue_offset, max_count, wanted(tags, filter), raw)
+            result = self._get(name, queue_id, queue_offset, max_count, choice, raw)
         except CallableError as failed:
             raise failed.error from failed.error.__cause__
         if raw and result.raw is None:
@@ -328,6 +341,7 @@ class Reader:
             found, done, gone, is_far = queue_kernel.read_batch(
                 window, log_minimum, wrote, file, queue_offset, min(count, room),
                 name, queue_id, self._limits, max_count, choice.tags, raw, choice.program, choice.predicate,
+                None if choice.registered is None else self._units(slot, choice.registered),
             )  # fmt: skip
         except OffsetError:
             return None
@@ -346,6 +360,13 @@ class Reader:
         else:
             result.messages = found
         return result
+
+    def _units(self, slot: int, registered: tuple[str, str, str]) -> UnitReader | None:
+        """The extended units of a queue for a group whose filter is registered. Called when the batch's entries are
+        known."""
+        found = None if self._filters is None else self._filters.bits_of(*registered)
+        ext = None if found is None else self._queues.get(slot).ext
+        return None if found is None or ext is None else UnitReader(*found, ext.file_of)
 
     def is_in_disk(self, topic: str, queue_id: int, queue_offset: int) -> bool:
         """Whether the message at an offset lies further behind the log's end than the part that the settings count as

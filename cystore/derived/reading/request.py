@@ -13,15 +13,18 @@ from cystore._native.record.argument_checks import any_text
 from cystore._native.record.message import Message
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.filters.given_filter import Filter, chosen
+from cystore.filters.sql import SqlFilter
 from cystore.results import GetStatus
 
 
 class Wanted(NamedTuple):
-    """The messages that a reader wants: they pass each part that is not None."""
+    """The messages that a reader wants: they pass each part that is not None. `registered`: the group, topic and
+    expression of `program`, if a group reads; bitmaps may spare a look at the message then."""
 
     tags: TagFilter | None = None
     program: FilterProgram | None = None
     predicate: Callable[[Message], Any] | None = None
+    registered: tuple[str, str, str] | None = None
 
 
 ALL = Wanted()
@@ -42,6 +45,16 @@ def wanted(tags: str | None, filter: Filter | None) -> Wanted:
         return ALL if by_tags is None else Wanted(by_tags)
     program, call = chosen(filter)
     return Wanted(by_tags, program, None if call is None else _errors_of_callable(call))
+
+
+def wanted_by(group: str, topic: str, tags: str | None, filter: Filter | None) -> Wanted:
+    """`wanted` for a group that reads a topic."""
+    choice = wanted(tags, filter)
+    if choice.program is None:
+        return choice
+    expression = filter.expression if isinstance(filter, SqlFilter) else filter
+    assert isinstance(expression, str)
+    return choice._replace(registered=(group, topic, expression))
 
 
 def _errors_of_callable(call: Callable[[Message], Any]) -> Callable[[Message], Any]:

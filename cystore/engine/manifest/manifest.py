@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from cystore import clock
 from cystore._native.memory.control import Control
+from cystore._native.system.failpoint import failpoint
 from cystore.engine.manifest import manifest_file
 from cystore.engine.manifest.damaged_ranges import (
     DamagedRange,
@@ -32,6 +33,7 @@ from cystore.engine.manifest.damaged_ranges import (
     write_damaged_ranges,
 )
 from cystore.engine.manifest.given_up_offsets import GivenUp, GivenUpRange, range_of
+from cystore.engine.manifest.group_filters import doubted
 from cystore.engine.manifest.manifest_file import FILE_NAME, Slot
 from cystore.engine.manifest.removed_queues import Removed, RemovedQueue, removed_of
 from cystore.errors import StoreError, StoreFormatError, StoreNotWritableError
@@ -221,7 +223,7 @@ def _added(newest: Facts, known: Facts) -> Facts:
         damaged_ranges=newest.damaged_ranges.merged(known.damaged_ranges),
         given_up=newest.given_up.merged(known.given_up),
         removed=newest.removed.merged(known.removed),
-        sections={**known.sections, **newest.sections},
+        sections={**doubted(known.sections), **newest.sections},
         paused=known.paused,
         log_begin=max(known.log_begin, newest.log_begin),
     )
@@ -358,12 +360,16 @@ class Manifest:
     def _update(self, control: Control | None, change: Callable[[Facts], Facts]) -> Facts:
         with self._locked(control), self._lock:
             found = look(self._root) if self._durable else Found(self._facts)
-            before = (
-                found.facts or self._facts
-            )  # this restores the facts of this process if the file was removed
+            before = found.facts or self._facts  # restores the facts of this process if the file was removed
+            published = 0 if control is None else control.manifest_seq
+            lost = found.facts is None or before.sequence < published
+            if lost:
+                sequence = max(before.sequence, published)  # a number stands for one content only
+                before = replace(before, sequence=sequence, sections=doubted(before.sections))
             after = change(before)
-            if after != before or found.facts is None:
+            if after != before or lost:
                 after = self._write(found.slot, after, before.sequence)
+                failpoint("manifest.written")
             if control is not None:
                 control.manifest_seq = after.sequence
             self._facts = after
@@ -381,7 +387,8 @@ class Manifest:
         if slot is None:
             written = manifest_file.create(self._root, sequence + 1, render(facts))
         else:
-            written = manifest_file.replace(self._root, slot, render(facts))
+            newest = slot._replace(sequence=sequence)
+            written = manifest_file.replace(self._root, newest, render(facts))
         return replace(facts, sequence=written.sequence)
 
     # ------------------------------------------------------------------------------------ entries of the engine

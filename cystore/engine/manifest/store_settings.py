@@ -15,12 +15,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from cystore.config import DEFAULTS, StoreConfig
+from cystore.config import DEFAULTS, EXT_UNIT_FIXED_BYTES, StoreConfig
 from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.errors import StoreConfigError, StoreFormatError
 
 log = logging.getLogger("cystore")
 
+EXT_END_BYTES = 4  # of the mark that ends a file of extended entries
 LOG_FILE, QUEUE_FILE = "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes"
 DELAY_LEVELS = "message_delay_level"
 LIGHT_QUEUES = ("enable_lmq", "enable_multi_dispatch", "max_lmq_consume_queue_num")
@@ -84,13 +85,26 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
 
 
 def _refuse_unused(config: StoreConfig) -> None:
-    """The length of filter bitmaps says nothing about a store without extended entries."""
+    """The length of filter bitmaps says nothing about a store without extended entries. With them it is whole bytes,
+    and a file has room for a unit."""
     bits, name = config.bit_map_length_consume_queue_ext, "bit_map_length_consume_queue_ext"
+    file_bytes = config.mapped_file_size_consume_queue_ext_bytes
+    if config.enable_consume_queue_ext and bits % 8:
+        raise StoreConfigError(f"{name}: {bits} bits are no whole bytes; give a multiple of 8")
+    if config.enable_consume_queue_ext and not has_room_for_bitmaps(bits, file_bytes):
+        raise StoreConfigError(
+            f"{name}: {bits} bits do not fit into a file of mapped_file_size_consume_queue_ext_bytes={file_bytes}"
+        )
     if bits != DEFAULTS[name] and not config.enable_consume_queue_ext:
         raise StoreConfigError(
             f"{name}: {bits} is the length of the filter bitmaps of extended entries, and this store "
             "has none; give enable_consume_queue_ext=True too, or leave the setting out"
         )
+
+
+def has_room_for_bitmaps(bits: int, file_bytes: int) -> bool:
+    """Whether a file of extended entries has room for a unit with a bitmap, and for the mark that ends the file."""
+    return EXT_UNIT_FIXED_BYTES + bits // 8 + EXT_END_BYTES <= file_bytes
 
 
 def _refuse_one_of_two(config: StoreConfig) -> None:

@@ -179,6 +179,19 @@ class RocketMQ:
         message's properties."""
         return self._submit("filter", expressions=expressions, messages=messages).result(ANSWER_TIMEOUT_S)
 
+    def bit_positions(self, names: list[str], consumers: int = 32) -> dict:
+        """The `bits` of a broker's bitmaps that expects so many consumers, and the `positions` of each name's bits."""
+        return self._submit("bitPositions", names=names, consumers=consumers).result(ANSWER_TIMEOUT_S)
+
+    def bitmaps(
+        self, topic: str, filters: list[list[str]], messages: list[dict[str, str]], consumers: int = 32
+    ) -> list[str | None]:
+        """The bitmap that the broker's dispatcher gives each message, in hexadecimal digits. Each filter: topic, group,
+        expression."""
+        return self._submit(
+            "bitmaps", topic=topic, filters=filters, messages=messages, consumers=consumers
+        ).result(ANSWER_TIMEOUT_S)
+
     @contextlib.contextmanager
     def opened(self, store: Path, settings: dict, role: str = "ASYNC_MASTER") -> Iterator[OpenStore]:
         """The store, open in the JVM. A SLAVE follows the setting haMasterAddress."""
@@ -223,6 +236,17 @@ class OpenStore:
     def put(self, messages: list[dict]) -> list[dict]:
         """Puts messages in the form of a spec; returns the result of each."""
         return self.rocketmq._submit("put", store=str(self.path), messages=messages).result(ANSWER_TIMEOUT_S)
+
+    def read_by_bitmaps(self, topic: str, group: str, filters: list[list[str]], consumers: int = 32) -> dict:
+        """Queue `offsets` that the broker's filter of a group lets through, and how many `records` it looked at."""
+        return self.rocketmq._submit(
+            "readByBitmaps",
+            store=str(self.path),
+            topic=topic,
+            group=group,
+            filters=filters,
+            consumers=consumers,
+        ).result(ANSWER_TIMEOUT_S)
 
     def reach(self, position: int, timeout_s: float = 30) -> tuple[int, int]:
         """End and begin of the log, when it goes up to a position and is dispatched; after `timeout_s` at the

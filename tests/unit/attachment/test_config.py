@@ -16,7 +16,7 @@ ROCKETMQ_DEFAULTS = {
     "mapped_file_size_consume_queue_bytes": 300000 * 20,
     "enable_consume_queue_ext": False,
     "mapped_file_size_consume_queue_ext_bytes": 48 * 1024 * 1024,
-    "bit_map_length_consume_queue_ext": 64,
+    "bit_map_length_consume_queue_ext": 112,  # what BrokerController makes of the 64
     "flush_interval_commit_log_ms": 500,
     "flush_interval_consume_queue_ms": 1000,
     "file_reserved_time_h": 72,

@@ -308,3 +308,27 @@ def test_a_wrong_entry_of_an_extended_queue_is_written_again(extended):
     found = round_of(extended)
     assert (damage(found), sum(each.mended for each in found)) == ([], 1)
     assert len(extended.get("T1", 0, 42, 1, tags="abc").messages) == 1
+
+
+def test_a_unit_that_hides_a_message_from_a_group_is_mended(tmp_path):
+    """Its lengths, tags code and time are right; only a bit of the group is gone."""
+    with open_small(tmp_path / "marked", **EXT) as store:
+        store.filters.add("g", "T", "a = '1'")
+        store.filters.add("h", "T", "a = '2'")
+        for number in range(40):
+            store.put("T", b"x" * 60, properties={"a": str(number % 4)})
+        store.dispatch()
+        assert not damage(round_of(store)) and not sum(each.mended for each in round_of(store))
+        queue = store._attached().queues.find("T", 0)
+        for number in (9, 11):  # one matches the filter of g; the other matches none
+            file, place = unit_file(queue, number)
+            file.write(place + 20, bytes(14))
+        wanted = [number for number in range(40) if number % 4 == 1]
+        seen = [one.queue_offset for one in store.get("T", 0, 0, 40, filter="a = '1'", group="g").messages]
+        assert seen == [number for number in wanted if number != 9]
+        found = round_of(store)
+        assert (damage(found), sum(each.mended for each in found)) == ([], 1)
+        assert queue.ext.get(queue.entry(9).tags_code).bitmap == b"\xff" * 14
+        seen = [one.queue_offset for one in store.get("T", 0, 0, 40, filter="a = '1'", group="g").messages]
+        assert seen == wanted
+        assert not sum(each.mended for each in round_of(store))

@@ -86,6 +86,12 @@ final class Server {
                 return list.toString();
             case "filter":
                 return Filters.evaluate(request);
+            case "bitPositions":
+                return Bitmaps.positions(request);
+            case "bitmaps":
+                return Bitmaps.compute(request);
+            case "readByBitmaps":
+                return Bitmaps.read(open.get(store), request);
             case "consumerOffsets":
                 ConsumerOffsetManager offsets = new ConsumerOffsetManager();
                 offsets.decode(request.getString("text"));
