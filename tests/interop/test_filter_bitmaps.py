@@ -6,8 +6,7 @@ from __future__ import annotations
 import cystore
 from cystore._native.filters.bitmap import GroupBits
 from tests.oracle import bitmap as oracle
-from tests.support.bitmaps import bitmaps_of
-from tests.unit.consumers.test_registered_filters import EXTENDED
+from tests.unit.consumers.test_registered_filters import EXTENDED, bitmaps_of
 
 FILTERS = [
     ["T", "even", "b = 'x'"],

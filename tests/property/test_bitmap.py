@@ -11,8 +11,17 @@ from tests.oracle import bitmap as oracle
 
 kernel = pytest.importorskip("cystore._native.filters.bitmap", reason="the kernels are not built")
 
-# RocketMQ 4.9.3: BloomFilter.createByFn(20, 32).calcBitPositions(name); 112 bits. MurmurHash3's of nothing is 0.
-FROM_ROCKETMQ: dict[str, tuple[int, ...]] = {}
+# RocketMQ 4.9.3: BloomFilter.createByFn(20, 32).calcBitPositions(name); 112 bits.
+FROM_ROCKETMQ = {
+    "CID_abc_efg#topic": (0, 62, 93),
+    "billing#orders": (31, 20, 9),
+    "g#T": (90, 68, 28),
+    "a#b": (101, 103, 59),
+    "sixteen#letters_": (69, 110, 104),
+    "%RETRY%group|1-2_3#TopicTest": (71, 20, 0),
+    "audit#" + "t" * 100: (91, 100, 36),
+    "CID_JODIE_1#TopicTest": (96, 40, 33),
+}
 names = st.binary(max_size=40)
 lengths = st.integers(1, 4000).map(lambda count: 8 * count)
 

@@ -60,7 +60,7 @@ def group_filters_of(facts: Facts) -> GroupFilters:
     rows, closed = found.get("rows"), found.get("closed")
     return GroupFilters(
         tuple(GroupFilter(*row) for row in (rows if isinstance(rows, list) else ()) if _is_row(row)),
-        (closed[0], closed[1]) if _is_close(closed) else None,
+        _close_of(closed),
     )
 
 
@@ -70,8 +70,10 @@ def _is_row(row: object) -> bool:
     return row[0].isascii() and row[1].isascii() and abs(row[3]) <= OFFSET_LIMIT
 
 
-def _is_close(closed: object) -> bool:
-    return isinstance(closed, list) and [type(part) for part in closed] == [int, int]
+def _close_of(found: object) -> tuple[int, int] | None:
+    if not isinstance(found, list) or [type(part) for part in found] != [int, int]:
+        return None
+    return found[0], found[1]
 
 
 def with_group_filters(facts: Facts, content: GroupFilters) -> Facts:

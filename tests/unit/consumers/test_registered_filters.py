@@ -16,7 +16,6 @@ from cystore._native.filters.bitmap import GroupBits
 from cystore.consumers import filters as filters_module
 from cystore.derived.dispatch import known_filters
 from cystore.engine.manifest.manifest_file import FILE_NAME as MANIFEST
-from tests.support.bitmaps import bitmaps_of
 from tests.support.small_stores import open_small
 
 EXTENDED = {
@@ -49,6 +48,15 @@ def offsets(store, group="g", expression=MATCH, topic="T", **more):
 
 def expected(count, begin=0):
     return [number for number in range(begin, count) if number % 10 > 6]
+
+
+def bitmaps_of(store, topic):
+    """The bitmap of each entry's unit in queue 0; None for an entry without a unit."""
+    store.dispatch()
+    queue = store._attached().queues.find(topic, 0)
+    entries = [entry for _, entry in queue.entries(queue.min_offset, queue.max_offset)]
+    units = [None if entry is None else queue.ext.get(entry.tags_code) for entry in entries]
+    return [None if unit is None else unit.bitmap for unit in units]
 
 
 def spoil(store, queue_offset, topic="T"):
@@ -274,51 +282,6 @@ def test_a_manifest_that_is_lost_under_live_processes_leaves_no_filter_born(stor
         for handle in (store, other):
             assert offsets(handle) == expected(30)
             assert offsets(handle, expression="a < 2") == [n for n in range(30) if n % 10 < 2]
-
-
-# ------------------------------------------------------------------------------------------------- kills
-
-
-KILLED = """
-import sys, cystore, json
-path, settings, expression = json.loads(sys.argv[1])
-with cystore.open(path, **settings) as store:
-    store.filters.add("g", "T", expression)
-"""
-PLACES = (
-    "manifest.written:1",
-    "filters.entered:1",
-    "filters.dispatched:1",
-    "manifest.written:2",
-    "filters.born:1",
-)
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_kill_inside_of_a_registration_hides_no_message(tmp_path, build_environment, place):
-    environment = build_environment("failpoints")
-    with cystore.open(tmp_path / "store", **EXTENDED) as store:
-        store.filters.add("g", "T", "a < 2")
-        put(store, range(10))
-        store.dispatch()
-        given = json.dumps([str(store.path), EXTENDED, MATCH])
-        command = [sys.executable, "-c", KILLED, given]
-        killed = subprocess.run(
-            command, env={**environment, "CYSTORE_FAILPOINT": place}, check=False, timeout=60
-        )
-        assert killed.returncode == -9
-        put(store, range(10, 20))
-        store.dispatch()
-        put(store, range(20, 30))
-        with cystore.open(store.path, **EXTENDED) as late:  # reads the manifest as it stands on the disk
-            late.dispatch()
-            for handle in (store, late):
-                assert offsets(handle) == expected(30)
-                assert offsets(handle, expression="a < 2") == [n for n in range(30) if n % 10 < 2]
-        row = store.filters.add("g", "T", MATCH)
-        assert row.born is not None and store.filters.list() == [row]
-        put(store, range(30, 40))
-        assert offsets(store) == expected(40)
 
 
 # ------------------------------------------------------------------------------------------ the next life
