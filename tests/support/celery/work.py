@@ -33,8 +33,8 @@ REDELIVER_AFTER_S, SOON_S = 3600, 2
 SOON = {REDELIVER_AFTER: str(SOON_S)}
 AT_ONCE = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1, "unacked_mutex_expire": SOON_S}
 CLOCK_AHEAD_MS = "CYSTORE_TEST_CLOCK_AHEAD_MS"  # the time by which a worker cleans
-# kombu opens 10 at most. In a green pool more tasks may acknowledge at once: then the worker drops its connection, and a
-# message that it had not begun waits for `visibility_timeout`.
+# kombu opens 10 at most. In a green pool more tasks may acknowledge at once: then the worker drops its connection, and
+# a message that it had not begun waits for `visibility_timeout`.
 MAX_CONNECTIONS = 50
 MARKED = "MARKED"  # a state of the app's own
 
