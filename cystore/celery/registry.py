@@ -120,7 +120,7 @@ class StoreStatus:
 
     def as_json(self) -> dict[str, Any]:
         """All fields, for programs."""
-        workers = [{**vars(worker), "live": worker.live} for worker in self.workers]
+        workers = [{**worker._asdict(), "live": worker.live} for worker in self.workers]
         return {
             "store_id": self.store_id,
             "live": self.live,

@@ -298,5 +298,5 @@ def filled(found: Sequence[Found], whole: Callable[[Found], bytes | memoryview])
     for one in found:
         body = whole(one)[one.begin : one.begin + room] if one.state is not None else b""
         room -= len(body)
-        out.append(Found(**{**one.__dict__, "body": body}))
+        out.append(one._replace(body=body))
     return tuple(out)
