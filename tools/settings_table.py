@@ -18,7 +18,7 @@ from cystore.celery.base import store_watch
 from cystore.celery.chords import chord_steps
 from cystore.celery.duties import answering
 from cystore.celery.duties import main_process as duty_host
-from cystore.celery.lifecycle import payload, recorder, redaction
+from cystore.celery.lifecycle import light_queues, payload, recorder, redaction
 from cystore.celery.routing import client
 from cystore.config import StoreConfig
 from cystore.engine.manifest.store_settings import CHANGEABLE, SHAPE
@@ -136,6 +136,8 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     (redaction.TRACEBACK_SETTING, redaction.TRACEBACK_CHARS, "characters", "kept of a traceback"),
     (redaction.REDACT_SETTING, (), "", "names of arguments whose values are not kept, or a function"),
     (payload.SETTING, None, "", f'`"{payload.MESSAGE}"`: keep messages for [rerun](celery.md#sending-tasks-again)'),
+    (light_queues.SETTING, light_queues.DEFAULT, "", ("[light queues of the log](celery.md#light-queues): `worker`, "
+                                                     "`worker,workflow` or `off`")),
     (store_watch.SETTING, store_watch.EXIT, "", "reaction of a worker when its store is away: `exit` or `wait`"),
     (homes.HOME, None, "", ("the store for results of a process without one ([several "
                            "hosts](celery.md#more-than-one-host))")),

@@ -51,7 +51,11 @@ DEFAULTS: dict[str, Any] = {
     # large results.
     "max_message_size_bytes": 64 * MIB,
     "delete_when": ANY_HOUR,  # RocketMQ waits for a quiet hour; a hundred thousand results go in some 20 ms
+    # The lifecycle log has a light queue for each worker. These two go together: LIGHT_QUEUES.
+    "enable_lmq": True,
+    "enable_multi_dispatch": True,
 }
+LIGHT_QUEUES = ("enable_lmq", "enable_multi_dispatch")
 
 
 # For a host with disk and memory for this: RocketMQ's sizes, and room ahead of many writers.
@@ -157,6 +161,8 @@ class Location:
         (`keep_at_least`)."""
         given = {**self.settings, **more}
         suggested = dict(DEFAULTS)
+        if any(name in given for name in LIGHT_QUEUES):
+            suggested |= dict.fromkeys(LIGHT_QUEUES, False)
         if self.file_reserved_time_h is not None and not self.compacts:
             given.pop("file_reserved_time_h", None)
             suggested["file_reserved_time_h"] = self.file_reserved_time_h

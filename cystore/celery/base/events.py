@@ -7,21 +7,33 @@ those of `celery_results`: one for each task name, 0 without a name.
 Keys are ids only: a task's own, ``root:`` and the id of the root of its workflow (where that is another task),
 ``group:`` and the id of its group. The prefixes keep a query for one task from reading the whole workflow that the task
 began.
+
+An event may also be in light queues, whose names are made here: one of the worker that wrote it, and one of its
+workflow. A store never forgets a queue, because queue offsets are given out once. So workflows share a fixed number of
+queues, by a hash of the root's id; a reader keeps the events of its own root.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
-from cystore import Message
+from cystore import Message, MessageStore
 from cystore.celery.base import records
+from cystore.layout import CONSTANTS, LMQ_PREFIX
 
 EVENTS = "celery_events"
 VERSION = 1
 ROOT, GROUP = "root:", "group:"
+LIGHT, LIGHT_OFFSETS = "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"  # properties
+WORKER_QUEUE, WORKFLOW_QUEUE = LMQ_PREFIX + "worker-", LMQ_PREFIX + "workflow-"
+WORKFLOW_QUEUES = 1024
+NAME_BYTES_MAX, DIGEST_CHARS = CONSTANTS["TOPIC_BYTES_MAX"][0], 16
 
 SENT, RECEIVED, REDELIVERED, STARTED = "SENT", "RECEIVED", "REDELIVERED", "STARTED"
 SUCCEEDED, FAILED, TIMED_OUT, CHILD_LOST = "SUCCEEDED", "FAILED", "TIMED_OUT", "CHILD_LOST"
@@ -115,6 +127,35 @@ def root_key(root_id: str) -> str:
 def group_key(group_id: str) -> str:
     """The key of the events of all tasks of a group."""
     return GROUP + records.key_of(group_id)
+
+
+def worker_queue(worker: str) -> str:
+    """The light queue of a worker: its node name, percent-encoded; a digest ends a name that would be too long."""
+    text = quote(worker, safe="|", errors="surrogatepass").replace(".", "%2E").replace("~", "%7E")
+    name = WORKER_QUEUE + text
+    if len(name) <= NAME_BYTES_MAX:
+        return name
+    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARS]
+    return f"{name[: NAME_BYTES_MAX - DIGEST_CHARS - 1]}-{digest}"
+
+
+def workflow_queue(root_id: str) -> str:
+    """The light queue that the workflow of a root shares with others."""
+    number = zlib.crc32(records.key_of(root_id).encode("utf-8", "surrogatepass")) % WORKFLOW_QUEUES
+    return f"{WORKFLOW_QUEUE}{number:04}"
+
+
+def has_light_queues(store: MessageStore) -> bool:
+    """Whether the store takes messages into light queues."""
+    settings = store.settings
+    return settings.enable_lmq and settings.enable_multi_dispatch
+
+
+def is_in_canvas(
+    task_id: str | None, root_id: str | None, parent_id: str | None, group_id: str | None
+) -> bool:
+    """Whether a task is a part of a workflow, or of a group, beside its root."""
+    return bool((root_id and root_id != task_id) or parent_id or group_id)
 
 
 def body_of(details: Mapping[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ Settings of the app, beside those of `celery`:
 | `cystore_lifecycle_traceback_chars` | `8192` | characters kept of a traceback |
 | `cystore_lifecycle_redact` | `()` | names of arguments whose values are not kept, in results neither; or a function |
 | `cystore_lifecycle_payload` | `None` | `"message"`: keep each message as sent, for `celery -A APP cystore rerun` |
+| `cystore_lifecycle_light_queues` | `"worker"` | queues beside the log: `"worker"`, `"worker,workflow"`, or `"off"` |
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from __future__ import annotations
 import os
 import signal
 import weakref
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
@@ -34,12 +35,13 @@ from celery.exceptions import Reject
 from celery.utils.log import get_logger
 from celery.utils.saferepr import saferepr
 
-from cystore import MessageIllegalError, MessageStore, StoreNotWritableError
+from cystore import MessageIllegalError, MessageStore, StoreFullError, StoreNotWritableError
 from cystore.celery.base import events, records
 from cystore.celery.base.identity import known_id_of
 from cystore.celery.base.processes import in_pool
 from cystore.celery.homes import HOME
 from cystore.celery.lifecycle import payload
+from cystore.celery.lifecycle.light_queues import LightQueues
 from cystore.celery.lifecycle.redaction import Redaction, shortened
 from cystore.celery.stores import Location, open_shared
 from cystore.clock import monotonic_s
@@ -66,6 +68,7 @@ class Lifecycle:
         self.location = location
         self.redaction = Redaction.of(app.conf)
         self.keeps_messages = payload.is_wanted(app.conf)
+        self._light = LightQueues(app.conf)
         self.lost = 0
         self._app = weakref.ref(app)
         self._store: MessageStore | None = None  # the store that `open_shared` returned
@@ -87,22 +90,33 @@ class Lifecycle:
         store = self._store
         if store is None or store.closed:
             store = self._store = open_shared(self.location, self._app())
+            self._light.forget()
         if details.get("home") is not None and details["home"] == known_id_of(store):
             del details["home"]
         queue_id, properties = self._places.get(name) or self._place(name)
         body = events.body_of(details)
         if self.keeps_messages:
             body = payload.within(body, details, store.config.max_message_size_bytes, events.body_of)
-        store.put(
+        light = self._light.of(
+            store, task_id, root_id, details.get("parent_id"), group_id, details.get("worker")
+        )
+        put = partial(
+            store.put,
             events.EVENTS,
             body,
             queue_id=queue_id,
             keys=events.keys_of(task_id, root_id, group_id),
             tags=event,
-            properties=properties,
             flush="async",
             busy_timeout_ms=None if in_pool() else BUSY_MS,
         )
+        try:
+            put(properties=_with_light(properties, light))
+        except StoreFullError:  # perhaps only for another queue
+            there = self._light.there(store, light)
+            if len(there) == len(light):
+                raise
+            put(properties=_with_light(properties, there))
         if self._untold:
             log.warning(
                 "%s: the lifecycle log works again; %d events are missing", self.location.path, self._untold
@@ -167,7 +181,12 @@ class Lifecycle:
     def forked(self) -> None:
         """Called in a child. The parent reports its own lost events."""
         self._began.clear()
+        self._light.forget()
         self.lost = self._untold = 0
+
+
+def _with_light(properties: dict[str, str], names: Sequence[str]) -> dict[str, str]:
+    return {**properties, events.LIGHT: ",".join(names)} if names else properties
 
 
 def install(app: Celery, location: Location) -> None:

@@ -14,7 +14,7 @@ import cystore
 from cystore import MessageStore, StoreConfig, StoreConfigError, StoreError, StoreFormatError
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.lifecycle.task_lives import Life, life_of
-from cystore.celery.stores import DEFAULTS, EXAMPLE, Location
+from cystore.celery.stores import DEFAULTS, EXAMPLE, LIGHT_QUEUES, Location
 from cystore.operate.command import FAILED, FOUND_WRONG, for_reading
 from cystore.operate.exits import hint
 from cystore.operate.output import one_line, write_note
@@ -69,7 +69,9 @@ def _hint(error: StoreError) -> str:
 
 def settings_of(location: Location) -> StoreConfig:
     """The store's settings, for reading."""
-    return for_reading(StoreConfig.from_mapping({**DEFAULTS, **location.settings}))
+    # A store that is older than this default has its own value.
+    defaults = {name: value for name, value in DEFAULTS.items() if name not in LIGHT_QUEUES}
+    return for_reading(StoreConfig.from_mapping({**defaults, **location.settings}))
 
 
 @contextmanager
