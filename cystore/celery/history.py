@@ -13,9 +13,9 @@ dispatches. It unpickles nothing: a body that is not JSON shows only its type an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from celery import states
@@ -30,6 +30,9 @@ from cystore.celery.base.reading import BATCH as BATCH
 from cystore.celery.versions import decompress_payload
 
 JSON = "application/json"
+# A queue that workflows share is read only while it is so short. Then it takes as long as the index, which has the
+# events of one root alone.
+SHARED_MOST = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +121,26 @@ def events(
     task_id: str | None = None,
     root_id: str | None = None,
     group_id: str | None = None,
+    worker: str | None = None,
     name: str | None = None,
     states: Collection[str] = (),
     begin_ms: int = 0,
     end_ms: int | None = None,
 ) -> Iterator[Event]:
     """Events that meet every condition given, newest first: of a task, of a whole workflow (the root and all below
-    it), of a group, of all tasks of a name, one of `states` (`cystore.celery.base.events.KINDS`), from `begin_ms` to
-    `end_ms`."""
+    it), of a group, of a worker (its node name), of all tasks of a name, one of `states`
+    (`cystore.celery.base.events.KINDS`), from `begin_ms` to `end_ms`. Light queues are read where the store has
+    them."""
     span: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms}
     if task_id is None and root_id is not None:
         found = reading.merged(
             reading.of_key(store, layout.EVENTS, records.key_of(root_id), **span),
-            reading.of_key(store, layout.EVENTS, layout.root_key(root_id), **span),
+            _below(store, root_id, **span),
         )
     elif task_id is None and group_id is not None:
         found = reading.of_key(store, layout.EVENTS, layout.group_key(group_id), **span)
+    elif task_id is None and worker is not None:
+        found = _of_worker(store, worker, name, states, **span)
     else:
         found = _stored(store, layout.EVENTS, task_id, name, states, begin_ms, end_ms)
     for message in found:
@@ -145,6 +152,7 @@ def events(
             and (root_id is None or event.root_id == root_id)
             and (group_id is None or event.group_id == group_id)
             and (name is None or event.name == name)
+            and (worker is None or event.details.get("worker") == worker)
         ):
             yield event
 
@@ -155,16 +163,19 @@ def entries(
     task_id: str | None = None,
     root_id: str | None = None,
     group_id: str | None = None,
+    worker: str | None = None,
     name: str | None = None,
     states: Collection[str] = (),
     begin_ms: int = 0,
     end_ms: int | None = None,
 ) -> Iterator[Event | Transition]:
-    """Events and transitions, newest first, as one stream. With a root or a group only events, because results do not
-    record theirs."""
+    """Events and transitions, newest first, as one stream. With a root, a group or a worker only events, because
+    results do not record theirs."""
     span: dict[str, Any] = {"states": states, "begin_ms": begin_ms, "end_ms": end_ms}
-    happened = events(store, task_id=task_id, root_id=root_id, group_id=group_id, name=name, **span)
-    if root_id is not None or group_id is not None:
+    happened = events(
+        store, task_id=task_id, root_id=root_id, group_id=group_id, worker=worker, name=name, **span
+    )
+    if root_id is not None or group_id is not None or worker is not None:
         return happened
     stored = transitions(store, task_id=task_id, name=name, **span)
     return _both(happened, stored)
@@ -198,6 +209,45 @@ def entry_of(message: Message) -> Event | Transition | None:
     if message.topic == layout.EVENTS:
         return Event.of(message)
     return Transition.of(message) if message.topic == records.RESULTS else None
+
+
+def _below(store: MessageStore, root_id: str, *, begin_ms: int, end_ms: int | None) -> Iterator[Message]:
+    """Events of the tasks below a root."""
+    key, queue = layout.root_key(root_id), layout.workflow_queue(root_id)
+
+    def indexed(end_ms: int | None) -> Iterator[Message]:
+        return reading.of_key(store, layout.EVENTS, key, begin_ms=begin_ms, end_ms=end_ms)
+
+    newer, older = _by_light_queue(store, queue, (), begin_ms, end_ms, indexed, most=SHARED_MOST)
+    return chain((message for message in newer if key in message.keys), older)
+
+
+def _of_worker(
+    store: MessageStore, worker: str, name: str | None, states: Collection[str], *, begin_ms: int, end_ms: int | None
+) -> Iterator[Message]:  # fmt: skip
+    """Events of a worker, and others where they must be searched."""
+
+    def searched(end_ms: int | None) -> Iterator[Message]:
+        return _stored(store, layout.EVENTS, None, name, states, begin_ms, end_ms)
+
+    queue = layout.worker_queue(worker)
+    return chain(*_by_light_queue(store, queue, states, begin_ms, end_ms, searched))
+
+
+def _by_light_queue(
+    store: MessageStore, queue: str, states: Collection[str], begin_ms: int, end_ms: int | None,
+    otherwise: Callable[[int | None], Iterator[Message]], most: int | None = None,
+) -> tuple[Iterator[Message], Iterator[Message]]:  # fmt: skip
+    """The events in a light queue, and those before its oldest one, which are found `otherwise`, up to a time: the
+    queue may be younger than the log. All are found otherwise without the queue, if it has more than `most` events, and
+    in a store that makes no light queues."""
+    oldest = reading.oldest_of_light_queue(store, queue, most) if layout.has_light_queues(store) else None
+    if oldest is None:
+        return iter(()), otherwise(end_ms)
+    begin, time_ms = oldest.physical_offset, oldest.store_timestamp_ms
+    newer = reading.of_light_queue(store, layout.EVENTS, queue, tags=states, begin_ms=begin_ms, end_ms=end_ms)
+    older = otherwise(time_ms if end_ms is None else min(end_ms, time_ms))
+    return newer, (message for message in older if message.physical_offset < begin)
 
 
 def _stored(

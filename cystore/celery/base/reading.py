@@ -1,4 +1,4 @@
-"""Messages newest first, read on demand: of queues, and of a key. For `history`.
+"""Messages newest first, read on demand: of queues, of a light queue, and of a key. For `history`.
 
 Undispatched messages count too, although a read-only store cannot dispatch. For queues this module searches the end of
 the log, and remembers only the positions of wanted messages. A query by key searches the end of the log itself.
@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import Protocol, TypeVar
 
-from cystore import Message, MessageStore, QueueRange
+from cystore import CorruptRecordError, Message, MessageStore, QueueRange
+from cystore.celery.base.events import LIGHT, LIGHT_OFFSETS
 
 BATCH = 32  # messages of one read: this many of each queue are in memory
 FILTERED_BATCH = 1024  # queue entries of one read that keeps few of them
@@ -58,7 +59,49 @@ def of_queues(
         if queue_id in ranges
     )
     dispatched_part = merged(*queues) if ordered else chain.from_iterable(queues)
-    for message in chain(_behind(store, dispatched, is_wanted), dispatched_part):
+    yield from _within(chain(_behind(store, dispatched, is_wanted), dispatched_part), begin_ms, end_ms)
+
+
+def of_light_queue(
+    store: MessageStore, topic: str, name: str, *, tags: Collection[str] = (), begin_ms: int = 0,
+    end_ms: int | None = None,
+) -> Iterator[Message]:  # fmt: skip
+    """Messages of a topic that are in a light queue, with one of the tags, from `begin_ms` to `end_ms`."""
+
+    def is_wanted(message: Message) -> bool:
+        names = message.properties.get(LIGHT, "").split(",")
+        return name in names and LIGHT_OFFSETS in message.properties
+
+    dispatched = store.catch_up()
+    asked = store.get(name, 0, 0, 1)
+    bounds = QueueRange(asked.min_offset, asked.max_offset)
+    dispatched_part = _of_queue(store, name, 0, bounds, frozenset(tags), begin_ms, end_ms, dispatched)
+    found = chain(_behind(store, dispatched, is_wanted), dispatched_part)
+    for message in _within(found, begin_ms, end_ms):
+        if message.topic == topic and (not tags or message.tags in tags):
+            yield message
+
+
+def oldest_of_light_queue(store: MessageStore, name: str, most: int | None = None) -> Message | None:
+    """The oldest message that a light queue still has; None without any, if it is damaged, or if there are more than
+    `most` messages."""
+    at = 0
+    while True:
+        try:
+            found = store.get(name, 0, at, 1)
+        except CorruptRecordError:
+            return None
+        if most is not None and found.max_offset - found.min_offset > most:
+            return None
+        if found.messages:
+            return found.messages[0]
+        if found.next_offset <= at:
+            return None
+        at = found.next_offset
+
+
+def _within(messages: Iterable[Message], begin_ms: int, end_ms: int | None) -> Iterator[Message]:
+    for message in messages:
         if begin_ms <= message.store_timestamp_ms and (
             end_ms is None or message.store_timestamp_ms <= end_ms
         ):
@@ -98,7 +141,7 @@ def _of_queue(
     end_ms: int | None, dispatched: int,
 ) -> Iterator[Message]:  # fmt: skip
     """Messages of a queue below a position in the log, stored from `begin_ms` to `end_ms`, newest first."""
-    high, batch = bounds.max_offset, BATCH
+    high, batch, before = bounds.max_offset, BATCH, dispatched
     if end_ms is not None:
         # The nearest message may be the first later one.
         high = min(high, store.offset_by_time(topic, queue_id, end_ms + 1) + 1)
@@ -110,7 +153,9 @@ def _of_queue(
             message = found.pop()
             if message.store_timestamp_ms < begin_ms:
                 return
-            if message.physical_offset < dispatched:
+            # A filtered get may end with messages that the one before gave.
+            if message.physical_offset < before:
+                before = message.physical_offset
                 yield message
         high = low
         # Long reads if few are kept, short ones if many are: every task may have this state.
@@ -123,14 +168,14 @@ def _of_queue(
 def _between(
     store: MessageStore, topic: str, queue_id: int, low: int, high: int, tags: frozenset[str]
 ) -> list[Message]:
-    """Messages with queue offsets in [low, high) and one of the tags; a single get may end earlier, at its limit of
-    bytes."""
+    """Messages of [low, high) with one of the tags, and perhaps some behind; a single get may end earlier, at its limit
+    of bytes."""
     found: list[Message] = []
     # In an expression, the name of an app's own state may have another meaning.
     expression = " || ".join(sorted(tags)) if all(tag.isidentifier() for tag in tags) else ""
     while low < high:
         got = store.get(topic, queue_id, low, high - low, tags=expression)
-        found += [m for m in got.messages if m.queue_offset < high and (not tags or m.tags in tags)]
+        found += [message for message in got.messages if not tags or message.tags in tags]
         if got.next_offset <= low:
             break
         low = got.next_offset

@@ -11,7 +11,7 @@ from celery import chain, group
 from celery.exceptions import Reject
 
 from cystore.celery import history
-from cystore.celery.base import events
+from cystore.celery.base import events, reading
 from cystore.celery.base.events import Event
 from tests.celery.conftest import PATIENCE_S, fleet_in
 from tests.support.celery import lifecycle_tasks as tasks
@@ -21,7 +21,8 @@ from tests.support.celery import work
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     """A worker that has all the tasks, on a store that it opens by itself."""
-    with fleet_in(tmp_path_factory.mktemp("lifecycle")) as fleet:
+    light = {"cystore_lifecycle_light_queues": "worker,workflow"}
+    with fleet_in(tmp_path_factory.mktemp("lifecycle"), **light) as fleet:
         assert (
             fleet.backend
         )  # a publisher that had not used it would not tell of its first message without a result
@@ -283,6 +284,36 @@ def test_a_workflow_is_found_by_its_root(fleet):
     (sent,) = history.events(store, task_id=second, states=[events.SENT])
     assert str(os.getpid()) not in sent.details["origin"]
     assert {event.task_id for event in history.events(store, task_id="the-root")} == {"the-root"}
+
+
+def test_light_queues_have_all_events_of_their_worker_and_workflow(fleet):
+    add = fleet.task(work.add)
+    result = chain(add.s(1, 1), add.s(1))()
+    awaited(fleet, result.id, until(events.SENT, events.RECEIVED, events.STARTED, events.SUCCEEDED))
+    store = fleet.backend.store
+    end = store.wrote_position
+    wanted: dict[str, list[int]] = {}
+    for event in history.events(store):
+        if event.physical_offset >= end:
+            continue
+        details, names = event.details, []
+        if "worker" in details:
+            names.append(events.worker_queue(details["worker"]))
+        if event.task_id and events.is_in_canvas(
+            event.task_id, event.root_id, details.get("parent_id"), event.group_id
+        ):
+            names.append(events.workflow_queue(event.root_id or event.task_id))
+        for name in names:
+            wanted.setdefault(name, []).append(event.physical_offset)
+    assert events.worker_queue("worker0@test") in wanted
+    assert events.workflow_queue(result.parent.id) in wanted
+    for name, offsets in wanted.items():
+        found = reading.of_light_queue(store, events.EVENTS, name)
+        assert [message.physical_offset for message in found if message.physical_offset < end] == offsets
+    by_worker = history.events(store, worker="worker0@test")
+    assert [event.physical_offset for event in by_worker if event.physical_offset < end] == wanted[
+        events.worker_queue("worker0@test")
+    ]
 
 
 def test_the_whole_life_of_a_task_is_one_stream(fleet):

@@ -15,31 +15,34 @@ from cystore.celery.commands.shared import app_store, command_options, entry_dis
     epilog=command_options.examples(
         "history --task-id 4b5c2a8e-0d52-4b0e-9d0a-0e7d3f5a9c11",
         "history --name shop.charge --state FAILED --since 2h",
+        "history --worker celery@host1 --since 2h",
         "history --root-id 4b5c2a8e-0d52-4b0e-9d0a-0e7d3f5a9c11 --json --limit 0",
     ),
 )
 @click.option("--task-id", help="The whole life of one task.")
 @click.option("--root-id", help="A whole workflow: its first task and all tasks below.")
 @click.option("--group-id", help="All tasks of a group.")
+@click.option("--worker", help="Events of a worker (its node name: celery@host).")
 @command_options.conditions
 @command_options.states_option("An event (FAILED) or a result's state (FAILURE); may be repeated.")
 @command_options.limit_option(100)
 @command_options.json_option
 @click.pass_context
 def command(
-    ctx: click.Context, task_id: str | None, root_id: str | None, group_id: str | None, name: str | None,
-    begin_ms: int, end_ms: int | None, states: tuple[str, ...], limit: int, as_json: bool,
+    ctx: click.Context, task_id: str | None, root_id: str | None, group_id: str | None, worker: str | None,
+    name: str | None, begin_ms: int, end_ms: int | None, states: tuple[str, ...], limit: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Events and results that meet every condition, newest first, a line each. Results have a = before their state."""
-    for option, value in (("--task-id", task_id), ("--root-id", root_id), ("--group-id", group_id)):
+    given = (("--task-id", task_id), ("--root-id", root_id), ("--group-id", group_id), ("--worker", worker))
+    for option, value in given:
         if value == "":
             raise click.BadParameter("must not be empty", ctx=ctx, param_hint=option)
     found = False
     with app_store.reading(app_store.location_of(ctx)) as store:
         command_options.check_states(store, states)
         entries = queries.entries(
-            store, task_id=task_id, root_id=root_id, group_id=group_id, name=name, states=states,
-            begin_ms=begin_ms, end_ms=end_ms,
+            store, task_id=task_id, root_id=root_id, group_id=group_id, worker=worker, name=name,
+            states=states, begin_ms=begin_ms, end_ms=end_ms,
         )  # fmt: skip
         for entry in islice(entries, limit or None):
             found = True
