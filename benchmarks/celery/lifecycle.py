@@ -1,4 +1,5 @@
 """`python -m benchmarks.celery.lifecycle`: the cost of the lifecycle log for a task, with the log off and on in turn.
+With `--light KINDS` (`worker`, or `worker,workflow`) the log is on in both, and these light queues are off and on.
 
 Each round starts a worker with two pool processes on an empty store and stops its consuming. The benchmark times the
 sending of the messages. Then the worker consumes again, until the last of them has run, which is timed too. Tasks only
@@ -25,23 +26,26 @@ import redis
 from celery import Celery, Task, shared_task
 
 from cystore.celery.base import events
+from cystore.celery.lifecycle import light_queues
 from cystore.celery.stores import close_shared
 from tools.processes import ends_with_us
 from tools.redis_server import redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKER, STORE, LOGGED, COUNTER = "BENCH_BROKER", "BENCH_STORE", "BENCH_LIFECYCLE", "BENCH_COUNTER"
+LIGHT = "BENCH_LIGHT"
 QUEUE, DONE = "bench", "bench-done"
 WARM_UP = 200
 TIMEOUT_S = 600
 
 
 def make_app(environment: dict[str, str]) -> Celery:
-    """The app of one half of a round; `off` and `on` differ in one setting."""
+    """The app of one half of a round; the two differ in one setting."""
     app = Celery("bench", broker=environment[BROKER], backend=f"cystore://{environment[STORE]}")
     app.conf.update(
         task_default_queue=QUEUE,
         cystore_lifecycle=environment[LOGGED] == "on",
+        cystore_lifecycle_light_queues=environment[LIGHT],
         broker_connection_retry_on_startup=True,
     )
     return app
@@ -124,7 +128,7 @@ def _worker(environment: dict[str, str], log: Path) -> Iterator[int]:
         process.wait()
 
 
-def half(logged: str, tasks: int, folder: Path) -> Half:
+def half(logged: str, light: str, tasks: int, folder: Path) -> Half:
     """One worker, `tasks` messages. Raises TimeoutError when they are not done."""
     with (
         redis_server(own=True) as server,
@@ -134,6 +138,7 @@ def half(logged: str, tasks: int, folder: Path) -> Half:
             BROKER: server.broker_url,
             STORE: str(folder / "store"),
             LOGGED: logged,
+            LIGHT: light,
             COUNTER: server.url,
         }
         os.environ.update(environment)
@@ -176,22 +181,30 @@ def main(arguments: list[str]) -> int:
         "--tasks", type=int, default=5000, help="messages of one half of a round (%(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
+    parser.add_argument(
+        "--light", metavar="KINDS", help="compare the log with and without these light queues"
+    )
     options = parser.parse_args(arguments)
+    if options.light is None:
+        halves = ("off", light_queues.DEFAULT), ("on", light_queues.DEFAULT)
+    else:
+        halves = ("on", light_queues.OFF), ("on", options.light)
     rounds: list[tuple[Half, Half]] = []
     for _ in range(options.rounds):
         pair = []
-        for logged in ("off", "on"):
+        for logged, light in halves:
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                pair.append(half(logged, options.tasks, Path(folder)))
+                pair.append(half(logged, light, options.tasks, Path(folder)))
         off, on = pair
-        if off.events or on.events < 4 * options.tasks:
+        if (off.events and options.light is None) or on.events < 4 * options.tasks:
             raise RuntimeError(
                 f"{off.events} and {on.events} events: one half has events, the other must have none"
             )
         rounds.append((off, on))
+    what = "log" if options.light is None else "light"
     print(f"µs a task, {len(rounds)} rounds of {options.tasks} tasks")
     print(
-        f"{'':<10} {'log off':>10} {'log on':>10} {'on/off':>8} {'least off':>10} {'least on':>10} {'cost':>6}"
+        f"{'':<10} {what + ' off':>10} {what + ' on':>10} {'on/off':>8} {'least off':>10} {'least on':>10} {'cost':>6}"
     )
     for name in ("send_us", "send_cpu_us", "work_us", "work_cpu_us"):
         off_us = [getattr(off, name) for off, _ in rounds]
