@@ -1,9 +1,10 @@
 """`python -m benchmarks.celery.light_queues`: what the light queues of the lifecycle log cost, and what they save.
 
-append  µs an event, bytes of the log, and µs of dispatch, without light queues and with them, in turn; medians.
+append  processor time of the writing thread, bytes of the log, and processor time of dispatch for an event, without
+        light queues and with them, in turn.
 read    the events of one worker among several, and of one workflow, by light queue and without, in ms.
 open    the disk space of light queues with one event each, and the time to open the closed store, beside a store with
-        the same events and none of these queues.
+        the same events and none of these queues, and beside one whose cleaning removed the files of the queues.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from cystore.celery.stores import close_shared
 from cystore.layout import LMQ_PREFIX
 
 KINDS = (light_queues.OFF, "worker", "worker,workflow")
+SEGMENT_BYTES = 1 << 20
+SMALL = f"?mapped_file_size_commit_log_bytes={SEGMENT_BYTES}&max_message_size_bytes=65536&allocate_ahead_bytes=65536"
 NAME, TASKS_OF_A_WORKFLOW = "shop.charge", 10
 LIFE = (events.SENT, events.RECEIVED, events.STARTED, events.SUCCEEDED)
 
 
-def app_at(folder: Path, kinds: str) -> Celery:
+def app_at(folder: Path, kinds: str, options: str = "") -> Celery:
     """An app whose log has these light queues."""
-    app = Celery("light", broker="memory://", backend=f"cystore://{folder}/store", set_as_current=False)
+    url = f"cystore://{folder}/store{options}"
+    app = Celery("light", broker="memory://", backend=url, set_as_current=False)
     app.conf.update(result_backend_thread_safe=True, cystore_lifecycle_light_queues=kinds)
     assert app.backend
     return app
@@ -59,13 +63,13 @@ def append(folder: Path, kinds: str, tasks: int, workers: int) -> tuple[float, f
     """(µs of an append, bytes of the log, µs of dispatch) for an event."""
     app = app_at(folder, kinds)
     store, count = app.backend.store, tasks * len(LIFE)
-    log_tasks(app, workers * TASKS_OF_A_WORKFLOW, workers)
+    log_tasks(app, max(tasks // 10, workers), workers)
     store.dispatch()
-    wrote, begin = store.wrote_position, time.perf_counter()
+    wrote, begin = store.wrote_position, time.thread_time()
     log_tasks(app, tasks, workers)
-    appended = time.perf_counter()
+    appended = time.thread_time()
     store.dispatch()
-    dispatched = time.perf_counter()
+    dispatched = time.thread_time()
     size = (store.wrote_position - wrote) / count
     close_shared()
     return (appended - begin) / count * 1e6, size, (dispatched - appended) / count * 1e6
@@ -108,19 +112,26 @@ def reads(folder: Path, tasks: int, workers: int) -> None:
         print(f"{name:<24} {counts.pop():>8,} {least[0]:>14.2f} {least[1]:>14.2f}")
 
 
-def opens(folder: Path, kinds: str, queues: int) -> tuple[int, float, float]:
-    """(light queues, MB of disk in queues, ms of an open) of a closed store with an event for each of so many
-    workers."""
-    app = app_at(folder, kinds)
+def opens(folder: Path, kinds: str, queues: int, *, cleaned: bool = False) -> tuple[int, float, float]:
+    """(light queues with files, MB of disk in queues, ms of an open) of a closed store with an event for each of so
+    many workers; `cleaned`: these events have expired."""
+    app = app_at(folder, kinds, SMALL)
     log_tasks(app, queues, queues)
+    store, path = app.backend.store, folder / "store"
+    end = store.wrote_position + SEGMENT_BYTES
+    while cleaned and store.wrote_position < end:
+        log_tasks(app, 1, 1)
+    if cleaned:
+        store.configure(file_reserved_time_h=0)
+        store.clean()
     close_shared()
-    path = folder / "store"
     with cystore.open(path) as store:
         store.catch_up()
-        count = sum(name.startswith(LMQ_PREFIX) for name in store.topics())
+        store.clean()  # the first one looks at each queue that has no files
     files = [*(path / "consumequeue").rglob("*")]
+    count = sum(file.is_file() and LMQ_PREFIX in str(file) for file in files)
     took = []
-    for _ in range(3):
+    for _ in range(5):
         begin = time.perf_counter()
         with cystore.open(path):
             took.append((time.perf_counter() - begin) * 1e3)
@@ -159,10 +170,10 @@ def main(arguments: list[str]) -> int:
         reads(Path(folder), options.tasks, options.workers)
     print(f"\nopen: {options.queues:,} tasks of as many workers")
     print(f"{'':<24} {'light queues':>12} {'disk, MB':>10} {'open, ms':>10}")
-    for kinds in (light_queues.OFF, "worker"):
+    for kinds, cleaned in ((light_queues.OFF, False), ("worker", False), ("worker", True)):
         with fresh() as folder:
-            count, disk, took_ms = opens(Path(folder), kinds, options.queues)
-        print(f"{kinds:<24} {count:>12,} {disk:>10.1f} {took_ms:>10.1f}")
+            count, disk, took_ms = opens(Path(folder), kinds, options.queues, cleaned=cleaned)
+        print(f"{kinds + ', cleaned' * cleaned:<24} {count:>12,} {disk:>10.1f} {took_ms:>10.1f}")
     return 0
 
 

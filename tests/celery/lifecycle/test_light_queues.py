@@ -295,6 +295,29 @@ def test_light_queues_leave_room_for_those_of_tasks(make_backend):
     assert len(offsets(history.events(backend.store, worker="w0@h"))) == 2
 
 
+def test_cleaning_removes_the_queues_of_workers_that_are_gone(make_backend, tmp_path):
+    small = {
+        "mapped_file_size_commit_log_bytes": 65_536,
+        "max_message_size_bytes": 32_768,
+        "allocate_ahead_bytes": 4096,
+    }
+    backend = make_backend(result_backend_transport_options=small)
+    store, folder = backend.store, tmp_path / "store" / "consumequeue"
+    for number in range(20):
+        put(backend, events.STARTED, f"t{number}", worker=f"w{number}@h")
+    put(backend, events.STARTED, "t", exception="x" * 30_000)
+    while store.wrote_position < 2 * small["mapped_file_size_commit_log_bytes"]:
+        put(backend, events.STARTED, "t", exception="x" * 30_000)
+    store.dispatch()
+    assert len(list(folder.glob("%LMQ%*"))) == 21
+    store.configure(file_reserved_time_h=0)
+    store.clean()
+    assert [path.name for path in folder.glob("%LMQ%*")] == [events.worker_queue(WORKER)]
+    put(backend, events.SUCCEEDED, "t3", worker="w3@h")
+    assert store.next_queue_offset(events.worker_queue("w3@h"), 0) == 2
+    assert [event.state for event in history.events(store, worker="w3@h")] == ["SUCCEEDED"]
+
+
 # ---------------------------------------------------------------------------------------------- commands
 
 
