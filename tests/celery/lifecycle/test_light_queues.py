@@ -176,17 +176,43 @@ def test_what_is_not_dispatched_is_read(backend, tmp_path):
         assert [event.task_id for event in history.events(reader, worker="new@h")] == ["u"]
 
 
-def test_more_events_than_one_read(backend):
-    for number in range(3 * history.BATCH + 5):
+@pytest.mark.parametrize(("states", "count"), [((), 100), ((events.FAILED,), 25)])
+def test_more_events_than_one_read(backend, states, count):
+    for number in range(100):
+        put(backend, events.FAILED if number % 4 == 0 else events.STARTED, f"t{number}")
+        put(backend, events.FAILED, f"t{number}", worker="w2@h")
+    found = offsets(history.events(backend.store, worker=WORKER, states=states))
+    assert found == searched(backend.store, WORKER, states=states) and len(found) == count
+
+
+def test_a_dispatch_that_stands_still(backend, monkeypatch):
+    for number in range(6):
+        put(backend, events.STARTED, f"t{number}", worker=("w1@h" if number % 2 else "w2@h"))
+        if number == 3:
+            position = backend.store.wrote_position
+    store = backend.store
+    monkeypatch.setattr(cystore.MessageStore, "catch_up", lambda self: position)
+    assert [event.task_id for event in history.events(store, worker="w1@h")] == ["t5", "t3", "t1"]
+
+
+def test_a_damaged_event_does_not_hide_newer_ones(backend, tmp_path):
+    for number in range(history.BATCH + 2):
         put(backend, events.STARTED, f"t{number}")
-    assert offsets(history.events(backend.store, worker=WORKER)) == searched(backend.store, WORKER)
+    backend.store.dispatch()
+    damaged = next(backend.store.scan()).physical_offset
+    with open(min((tmp_path / "store" / "commitlog").iterdir()), "r+b") as file:
+        file.seek(damaged + 100)
+        file.write(b"\xff")
+    newest = itertools.islice(history.events(backend.store, worker=WORKER), 2)
+    assert [event.task_id for event in newest] == [f"t{history.BATCH + 1}", f"t{history.BATCH}"]
 
 
 def test_other_messages_in_a_light_queue_are_passed_over(backend):
     put(backend, events.STARTED, "t")
     queue = events.worker_queue(WORKER)
-    backend.store.put(queue, b"direct", tags=events.STARTED)
-    backend.store.put("orders", b"order", properties={events.LIGHT: queue})
+    body = events.body_of({"worker": WORKER})
+    backend.store.put(queue, body, tags=events.STARTED)
+    backend.store.put("orders", body, properties={events.LIGHT: queue})
     put(backend, events.STARTED, "u")
     assert [event.task_id for event in history.events(backend.store, worker=WORKER)] == ["u", "t"]
 
@@ -233,17 +259,12 @@ def test_a_store_that_had_no_light_queues(make_backend, url, run, rows):
     backend = make_backend()
     put(backend, events.RETRIED, "t")
     assert light(backend.store) == {events.worker_queue(WORKER): 1}
-    assert [row["state"] for row in rows("history", "--worker", WORKER)] == [
-        "RETRIED",
-        "SUCCEEDED",
-        "STARTED",
-    ]
+    history_of = ("history", "--worker", WORKER)
+    assert [row["state"] for row in rows(*history_of)] == ["RETRIED", "SUCCEEDED", "STARTED"]
     backend.store.configure(**OFF)
-    assert [row["state"] for row in rows("history", "--worker", WORKER)] == [
-        "RETRIED",
-        "SUCCEEDED",
-        "STARTED",
-    ]
+    close_shared()
+    put(make_backend(), events.FAILED, "t")
+    assert [row["state"] for row in rows(*history_of)] == ["FAILED", "RETRIED", "SUCCEEDED", "STARTED"]
 
 
 def test_options_of_the_app_count(make_backend):
@@ -330,6 +351,7 @@ def test_commands_show_the_same_with_and_without(make_backend, run):
         put(backend, events.SENT, task_id, worker=None, root="r", parent_id=parent, group="g")
         put(backend, events.STARTED, task_id, root="r", parent_id=parent, group="g", worker=f"{parent}@h")
     put(backend, events.FAILED, "b", root="r", parent_id="a", exception="E", worker="a@h")
+    put(backend, events.STARTED, "part", group="g2")
     same = next(
         root for root in map(str, range(10**6)) if events.workflow_queue(root) == events.workflow_queue("r")
     )
@@ -342,11 +364,12 @@ def test_commands_show_the_same_with_and_without(make_backend, run):
         )
         for extra in ((), ("--json",))
     ]  # fmt: skip
-    assert len(light(backend.store)) == 4
+    assert len(light(backend.store)) == 5
     by_queue = [run(*words).output for words in commands]
+    assert run("history", "--root-id", "part").output.count("STARTED") == 1
     backend.store.configure(**OFF)
     assert [run(*words).output for words in commands] == by_queue
     assert '"task_id":"c"' in by_queue[1] and "stranger" not in "".join(by_queue[:6])
-    assert by_queue[6].count("STARTED") == 2
+    assert by_queue[6].count("STARTED") == 3
     assert "must not be empty" in run("history", "--worker", "", code=2).output
     run("history", "--worker", "none@h", code=1)
