@@ -73,6 +73,12 @@ class StoreConfig(_Given):
     flush_consume_queue_least_pages: int = 2
     flush_consume_queue_thorough_interval_ms: int = 60_000
     sync_flush_timeout_ms: int = 5_000
+    transient_store_pool_enable: bool = False  # the store's, as transient_store_pool_size
+    transient_store_pool_size: int = 5
+    fast_fail_if_no_buffer_in_store_pool: bool = False
+    commit_interval_commit_log_ms: int = 200
+    commit_commit_log_least_pages: int = 4
+    commit_commit_log_thorough_interval_ms: int = 200
     os_page_cache_busy_timeout_ms: int = 1_000
     allocate_ahead_bytes: int = 64 * MIB
     populate_ahead_bytes: int = 16 * MIB
@@ -325,6 +331,10 @@ _BOUNDS = {
     "flush_consume_queue_thorough_interval_ms": (0, 86_400_000),
     "flush_delay_offset_interval_ms": (0, 86_400_000),
     "sync_flush_timeout_ms": (1, 86_400_000),
+    "transient_store_pool_size": (1, 1024),
+    "commit_interval_commit_log_ms": (1, 86_400_000),
+    "commit_commit_log_least_pages": (0, 1 << 20),
+    "commit_commit_log_thorough_interval_ms": (0, 86_400_000),
     "transaction_timeout_ms": (0, 86_400_000),
     "transaction_check_interval_ms": (0, 86_400_000),
     "transaction_check_max": (1, 1_000_000),

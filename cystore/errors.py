@@ -70,6 +70,11 @@ class PageCacheBusyError(StoreError):
     (PutMessageStatus.OS_PAGE_CACHE_BUSY)."""
 
 
+class PoolDeficientError(StoreError):
+    """No buffer of the pool is free (PutMessageStatus.CREATE_MAPEDFILE_FAILED), with
+    fast_fail_if_no_buffer_in_store_pool. Nothing was appended. Try again after the next commit."""
+
+
 class StoreTimeoutError(StoreError, TimeoutError):
     """A bounded wait ended: a sync flush, or a lock whose live owner does not move."""
 

@@ -357,7 +357,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
     def flush(self) -> None:
         """Makes everything appended so far durable, queues and index too. Raises FlushFailedError."""
         parts = self._writable()
-        parts.flusher.flush_to(parts.control.wrote)
+        parts.flusher.flush_to(parts.control.log_end)
         parts.derived_flusher.flush()
 
     def dispatch(self, *, max_bytes: int | None = None, timeout_s: float | None = None) -> int:

@@ -30,6 +30,7 @@ UNITS = {
     "bytes": "bytes", "ms": "ms", "s": "s", "h": "h", "ratio": "%", "pages": "pages of 4 KiB", "num": "number",
     "when": "hours, local time", "replicas": "number",
     "length": "bits", "queues": "number", "chars": "characters", "port": "number", "check": "number",
+    "size": "number",
 }  # fmt: skip
 
 STORE: dict[str, str] = {
@@ -62,6 +63,12 @@ STORE: dict[str, str] = {
     "flush_consume_queue_least_pages": "a flush waits for this much in a queue while dispatch continues",
     "flush_consume_queue_thorough_interval_ms": "after this time any amount is flushed",
     "sync_flush_timeout_ms": "the longest wait of a durable put",
+    "transient_store_pool_enable": "appends go to [a pool of buffers](pool.md) in memory first",
+    "transient_store_pool_size": "buffers of the pool, each as long as a segment",
+    "fast_fail_if_no_buffer_in_store_pool": "a put that needs a buffer and finds none free fails",
+    "commit_interval_commit_log_ms": "time between two commits of the pool's buffers",
+    "commit_commit_log_least_pages": "a commit waits for this much",
+    "commit_commit_log_thorough_interval_ms": "after this time any amount is committed",
     "os_page_cache_busy_timeout_ms": "the longest wait for a holder of the append lock that makes no progress",
     "allocate_ahead_bytes": "disk space reserved ahead of the writers",
     "populate_ahead_bytes": "pages made ready ahead of the writers",

@@ -99,6 +99,7 @@ cdef extern from "layout.h" nogil:
     const int LOCK_APPEND
     const int LOCK_FLUSH
     const int LOCK_SYNC
+    const int LOCK_COMMIT
     const int LOCK_DUTY_REPUT
     const int LOCK_DUTY_DELIVER_DELAYED
     const int LOCK_DUTY_CLEAN_EXPIRED
@@ -342,10 +343,14 @@ cdef extern from "layout.h" nogil:
         uint64_t put_count
         uint64_t put_bytes
         uint64_t clock_clamps
+        int64_t appended
         uint32_t intent_active
         uint32_t intent_owner
         int64_t intent_from
         int64_t intent_to
+        int64_t appended_record
+        uint32_t pooled
+        uint32_t pool_buffers
         uint64_t put_latency[13]
         int64_t put_time_max_ms
         uint32_t append_sleepers

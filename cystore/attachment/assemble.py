@@ -34,6 +34,8 @@ from cystore.engine.log.flush import Flusher
 from cystore.engine.log.roll import Roller
 from cystore.engine.manifest.manifest import Manifest
 from cystore.engine.manifest.store_settings import Policy
+from cystore.engine.pool.buffers import BufferPool
+from cystore.engine.pool.committer import Committer
 from cystore.ha.role import master_of, role_of, show_role
 from cystore.ha.slave_progress import SlaveProgress
 from cystore.services.clean import Cleaner
@@ -76,7 +78,12 @@ def compose(
     index = IndexFiles(root, config, mode, control, mappings)
     checkpoint = Checkpoint(root, mode)
     clock = ClockKeeper(control, checkpoint, platform.identity()["boot_id"])
-    allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root))
+    buffers = committer = None
+    if mode is Mode.WRITE and control.pooled:
+        buffers = BufferPool(root, manifest.snapshot().store_id, control, config)
+        committer = Committer(control, commit_log.files, buffers, config)
+        control.committer = committer.commit_to
+    allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root), buffers)
     flusher = Flusher(root, control, commit_log, checkpoint, config)
     derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
     filters = None
@@ -93,11 +100,11 @@ def compose(
         filters=filters,
     )
     control.on_repair("dispatch", dispatcher.repair)
-    control.on_repair("append", partial(repair_append, control, commit_log))
+    control.on_repair("append", partial(repair_append, control, commit_log, buffers))
     control.on_repair("flush", flusher.repair)
     policy = Policy(manifest, config)
     space = DiskSpace(root, control, policy)
-    roller = Roller(control, commit_log, allocator, policy)
+    roller = Roller(control, commit_log, allocator, policy, buffers)
     delivered = DeliveryProgress(root, control, commit_log, queues)
     follower = Follower(control, queues, index)
     remover = QueueRemover(control, queues, dispatcher, manifest)
@@ -118,6 +125,7 @@ def compose(
             relieve=backlog.relieve if keeps_backlog else None,
             master=partial(master_of, manifest, root),
             replicated=SlaveProgress(control, config).wait_for,
+            buffers=buffers,
         )
         appender = Appender(
             control,
@@ -158,7 +166,7 @@ def compose(
     composed = Attachment(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
         derived_flusher, allocator, delivered, scheduler, cleaner, compactor, newest,
-        remover, reader, backlog, appender, locks, None, Sleepers(control),
+        remover, reader, backlog, appender, locks, None, Sleepers(control), buffers, committer,
     )  # fmt: skip
     composed.filters = filters
     composed.at_leave += [reader.counts.merge, compactor.close]

@@ -25,11 +25,12 @@ from cystore.engine.log.allocate import CONTROL_NAME
 from cystore.engine.manifest.manifest import Manifest
 from cystore.engine.manifest.store_settings import effective, effective_at, enter_settings
 from cystore.errors import (
+    StoreConfigError,
     StoreError,
     StoreFormatError,
     StoreLockedError,
 )
-from cystore.ha.role import enter_role
+from cystore.ha.role import check_pooled, enter_role
 from cystore.layout import CONTROL_BYTES
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.services.retention.carry_over import carry_over
@@ -142,6 +143,14 @@ class _Opening:
         control = Control.attach(memory, sole_writer=sole_writer, **platform.identity())
         manifest = Manifest.load(root, control)
         if mode is Mode.WRITE:
+            if control.pooled:
+                check_pooled(manifest, config)
+            elif config.transient_store_pool_enable:
+                raise StoreConfigError(
+                    "transient_store_pool_enable: the processes that have the store open have no pool; it begins when "
+                    "all of them have closed the store",
+                    path=root,
+                )
             enter_settings(manifest, config, new=False)
             enter_role(manifest, config)
         config = effective(config, manifest.snapshot())

@@ -27,6 +27,8 @@ from cystore.engine.log.clock_keeper import ClockKeeper
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import Flusher
 from cystore.engine.manifest.manifest import Manifest
+from cystore.engine.pool.buffers import BufferPool
+from cystore.engine.pool.committer import Committer
 from cystore.errors import StoreMovedError
 from cystore.services.clean import Cleaner
 from cystore.services.compact.compactor import Compactor
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from cystore.recovery.outcome import RecoveredState
 
 TURNS_END_S = 5.0
-TURN_LOCKS = ("clean", "housekeeping", "deliver", "dispatch", "sync", "manifest")
+TURN_LOCKS = ("clean", "housekeeping", "deliver", "dispatch", "sync", "commit", "manifest")
 
 
 @dataclass
@@ -76,6 +78,8 @@ class Attachment:
     locks: StoreLocks | None
     recovered: RecoveredState | None
     sleepers: Sleepers
+    buffers: BufferPool | None = None  # of a store with a pool, for a writer
+    committer: Committer | None = None
     ground: View | None = None  # of a private view of files: shows when the view is outdated
     filters: KnownFilters | None = None  # only of a store with extended units
     groups: object = None  # the table of consumer groups, when it is in use
@@ -128,8 +132,9 @@ class Attachment:
         return turned
 
     def flush_once(self) -> Progress:
-        """One turn of both threads of the service "flush"."""
-        done = self.flusher.run_once().done
+        """One turn of all threads of the service "flush"."""
+        done = 0 if self.committer is None else self.committer.run_once().done
+        done += self.flusher.run_once().done
         derived = self.flush_derived_once()
         return Progress(done + derived.done, more=derived.more)
 
@@ -162,6 +167,8 @@ class Attachment:
             self.appender.release()
         self.checkpoint.close()
         self.let_mappings_go()
+        if self.buffers is not None:
+            self.buffers.release()
         folders.let_go(self.root)
 
     def await_turns(self) -> None:

@@ -79,7 +79,7 @@ def _leave(attachment: Attachment) -> None:
 def _flush_log(attachment: Attachment, until_s: float) -> NotDurableError | None:
     """Makes everything durable that is appended by now. Waits up to `until_s` for another process's flush. Returns the
     error if a part may not be durable."""
-    control, wanted = attachment.control, attachment.control.wrote
+    control, wanted = attachment.control, attachment.control.log_end
     try:
         if control.flushed < wanted:
             attachment.flusher.flush_to(wanted, _left_ms(until_s))
@@ -117,12 +117,12 @@ def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None
     root, control = attachment.root, attachment.control
     try:
         _repair(attachment, ("append",))
-        attachment.flusher.flush_to(control.wrote, _left_ms(until_s))
+        attachment.flusher.flush_to(control.log_end, _left_ms(until_s))
         if not control.flags & SYNC_FAILED:
             attachment.flusher.sync_checkpoint()
             attachment.allocator.remove_files_ahead()
     except StoreError as error:
-        if control.flushed >= control.wrote:
+        if control.flushed >= control.log_end:
             log.warning(
                 "%s: not closed cleanly, but the log is durable; the next open recovers the store: %s",
                 root,
@@ -130,7 +130,9 @@ def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None
             )
             return None
         log.exception("%s: not closed cleanly; the next open recovers the store", root)
-        return _not_durable(attachment, control.wrote, error)
+        return _not_durable(attachment, control.log_end, error)
+    if attachment.buffers is not None:
+        attachment.buffers.remove()
     failpoint("detach.log_flushed")
     if not _shut_down_derived(attachment):
         return None  # the log alone determines queues and index

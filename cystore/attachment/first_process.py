@@ -20,16 +20,18 @@ from cystore.derived.dispatch.known_filters import begin_filters
 from cystore.derived.files.known_queues import forget_known_queues
 from cystore.engine.files.segments import Mode
 from cystore.engine.log.allocate import CONTROL_NAME, HEADROOM_NAME
-from cystore.engine.manifest.manifest import Facts, Manifest
+from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.engine.manifest.manifest_file import FILE_NAME as MANIFEST
 from cystore.engine.manifest.store_settings import effective_at, enter_settings
+from cystore.engine.pool.buffers import make_buffers
+from cystore.engine.pool.replay import replay_pool
 from cystore.errors import (
     StoreError,
     StoreFormatError,
     StoreFullError,
 )
 from cystore.ha.epochs.history import doubt_history
-from cystore.ha.role import enter_role
+from cystore.ha.role import check_pooled, enter_role
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.services.retention.carry_over import carry_over
 from cystore.system import files, platform
@@ -64,8 +66,9 @@ def recover_and_build(
     abort = root / ABORT_NAME
     made = not (root / MANIFEST).exists()
     given, config = config, effective_at(config, root)
+    replayed = replay_pool(root, look(root))
     truncate_if_ordered(root, config.mapped_file_size_commit_log_bytes)
-    state = recover(root, config, Mode.WRITE, abnormal=abort.exists(), progress=progress)
+    state = recover(root, config, Mode.WRITE, abnormal=abort.exists() or replayed, progress=progress)
     failpoint("attach.recovered")
     if not abort.exists():
         files.write_whole(root, abort, b"", keep_last=False)
@@ -75,6 +78,8 @@ def recover_and_build(
         root, None, lambda: Facts(damaged_ranges=state.damaged_ranges, given_up=state.given_up)
     )
     manifest.set_damaged_ranges(state.damaged_ranges)
+    if config.transient_store_pool_enable:
+        check_pooled(manifest, given)
     enter_settings(
         manifest,
         config,
@@ -148,6 +153,9 @@ def build(
         while control.queue_count >= control.queue_capacity:
             _more_queues(root, control)
         control.add_queue(topic, queue_id, next=following, dispatched=dispatched, minimum=minimum)
+    if mode is Mode.WRITE and config.transient_store_pool_enable:
+        make_buffers(root, manifest.snapshot().store_id, control.commit_log_file_bytes, config)
+        control.pool_begins(config.transient_store_pool_size)
     attachment = compose(root, config, mode, control, locks, revive, manifest)
     if mode is Mode.PRIVATE:
         attachment.index.hide(state.index_drop)

@@ -26,6 +26,7 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
     control, flusher, derived = parts.control, parts.flusher, parts.derived_flusher
     match name:
         case "flush":
+            _start_commit(parts, config, threads)
             log_s = config.flush_interval_commit_log_ms / 1000
             queues_s = config.flush_interval_consume_queue_ms / 1000
             _start_quiet(
@@ -68,6 +69,21 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
             run_once = parts.turn(parts.dispatcher.run_once)
             wait = AppendWait(control, parts.sleepers, parts.look_while_quiet, stopping)
             ServiceThread(name, run_once, WAIT_SLICE_S, wait, flag=lambda: stopping, among=threads)
+
+
+def _start_commit(parts: Attachment, config: StoreConfig, threads: list[ServiceThread]) -> None:
+    """Starts the thread that commits; none in a store without a pool of buffers."""
+    committer = parts.committer
+    if committer is not None:
+        _start_quiet(
+            "commit",
+            parts,
+            parts.turn(committer.run_once),
+            lambda: committer.idle,
+            config.commit_interval_commit_log_ms / 1000,
+            threads,
+            lambda: committer.urgent,
+        )
 
 
 def _start_replication(parts: Attachment, config: StoreConfig, threads: list[ServiceThread]) -> None:

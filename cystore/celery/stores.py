@@ -275,7 +275,7 @@ def _open_now(location: Location, app: Celery | None) -> MessageStore:
             held = _open.get(location.path)
             store = None if held is None else held[1]()
             if held is None or store is None or store.closed:
-                store = cystore.open(location.path, config=location.config())
+                store = _opened(location)
                 _kept_h.pop(location.path, None)
                 held = _open[location.path] = (location, weakref.ref(store))
     if held[0] is not location and held[0] != location:
@@ -291,6 +291,22 @@ def _open_now(location: Location, app: Celery | None) -> MessageStore:
         _kept_h[location.path] = location.file_reserved_time_h
         location.keep_at_least(store)
     return store
+
+
+def _opened(location: Location) -> MessageStore:
+    """Opens the store. Refuses a pool of buffers: the steps of a chord, for example, have to be readable as soon as
+    they are acknowledged."""
+    config = location.config()
+    if not config.transient_store_pool_enable:
+        store = cystore.open(location.path, config=config)
+        if not store.settings.transient_store_pool_enable:
+            return store
+        store.close()
+    raise StoreConfigError(
+        "transient_store_pool_enable: not for the store of a Celery app, whose processes have to see each record as "
+        "soon as it is put",
+        path=location.path,
+    )
 
 
 def open_to_read(location: Location, app: Celery | None = None) -> MessageStore:

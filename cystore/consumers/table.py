@@ -457,7 +457,7 @@ class OffsetTable:
                 return False
             if not offsets and not self._others.others and not offset_file.path_of(parts.root).exists():
                 return False
-            parts.flusher.flush_to(parts.control.wrote)
+            parts.flusher.flush_to(parts.control.log_end)
             self._write(_SAVING_AT, _CRC.pack(crc))
             failpoint("consumers.saving")
             offset_file.write(parts.root, data)

@@ -119,6 +119,14 @@ def advertised(config: StoreConfig) -> str:
     return config.ha_advertised_address or f"{config.ha_listen_host}:{config.ha_listen_port}"
 
 
+def check_pooled(manifest: Manifest, config: StoreConfig) -> None:
+    """Raises StoreConfigError for a pool of buffers in a store that may be a slave: what its master sends goes to the
+    segments (MessageStoreConfig.isTransientStorePoolEnable)."""
+    role = config.broker_role if config.gives("broker_role") else role_of(manifest.snapshot()).broker_role
+    if role in ("slave", "elected"):
+        raise StoreConfigError(f"transient_store_pool_enable: a store with broker_role {role!r} has no pool")
+
+
 def show_role(manifest: Manifest, control: Control) -> None:
     """Sets or clears the flag that tells the appends of every process that the store is a slave. A store whose master
     is elected is a slave until it has an epoch."""

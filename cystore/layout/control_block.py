@@ -11,7 +11,7 @@ from cystore.layout.shapes import MUTEX_BYTES, Shared, line_offsets
 from cystore.layout.topics import CONSTANTS as TOPIC_CONSTANTS
 from cystore.layout.version import LAYOUT_VERSION
 
-LOCK_NAMES = ("clean", "housekeeping", "deliver", "dispatch", "append", "flush", "sync")
+LOCK_NAMES = ("clean", "housekeeping", "deliver", "dispatch", "append", "flush", "sync", "commit")
 # Work for the whole store, each kind done by one process at a time; a name keeps its place for ever.
 DUTIES = ("reput", "deliver_delayed", "clean_expired", "flush", "checkpoint", "chord_sweep", "scrub")
 DUTY_WORDS = ("token", "until_ms", "begun_ms", "took_us", "done", "outcome", "runs", "pid")
@@ -70,12 +70,26 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared(
             "clock_clamps", "uint64_t", "append", "puts whose clock was more than 60 s behind the last one"
         ),
+        Shared(
+            "appended",
+            "int64_t",
+            "append",
+            "end of the log in the pool's buffers; a commit moves wrote up to it. Without a pool it is not used",
+        ),
     ),
     (
         Shared("intent_active", "uint32_t", "append", "1 while [intent_from, intent_to) is being written"),
         Shared("intent_owner", "uint32_t", "append", "thread id, for reports"),
         Shared("intent_from", "int64_t", "append", ""),
         Shared("intent_to", "int64_t", "append", ""),
+        Shared(
+            "appended_record",
+            "int64_t",
+            "append",
+            "physical offset of the last record below appended; stored after it",
+        ),
+        Shared("pooled", "uint32_t", "attach", "1: appends go to a pool of buffers (TransientStorePool)"),
+        Shared("pool_buffers", "uint32_t", "attach", "buffers that the pool has"),
     ),
     (
         Shared(

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 RELEASE = "0.1.0"

@@ -8,6 +8,7 @@ from typing import Any
 from cystore._native.derived.delay import Delivered
 from cystore.attachment.attach import Attachment
 from cystore.engine.inspect.stats import store_stats
+from cystore.engine.pool.buffers import pool_figures
 from cystore.errors import StoreError
 from cystore.layout import FLAGS
 
@@ -28,7 +29,10 @@ def positions(parts: Attachment) -> dict[str, Any]:
     ]
     report = parts.recovered.report if parts.recovered is not None else None
     return {
-        "positions": store_stats(control),
+        "positions": {
+            **store_stats(control),
+            **pool_figures(control, parts.root, parts.manifest.snapshot().store_id),
+        },
         "flags": [
             name.removeprefix("FLAG_").lower() for name, (bit, _) in FLAGS.items() if control.flags & bit
         ],

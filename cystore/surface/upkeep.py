@@ -16,6 +16,7 @@ from cystore.attachment.attach import Attachment
 from cystore.config import StoreConfig
 from cystore.engine.inspect.stats import put_bytes_by_topic, store_stats
 from cystore.engine.manifest.store_settings import configure
+from cystore.engine.pool.buffers import pool_figures
 from cystore.errors import StoreConfigError
 from cystore.layout import FLAGS
 from cystore.services.compact.figures import figures
@@ -58,6 +59,7 @@ class StoreUpkeep(ABC):
         own = parts.reader.counters()  # first: this call adds them to the counters of all processes
         return {
             **store_stats(parts.control),
+            **pool_figures(parts.control, parts.root, parts.manifest.snapshot().store_id),
             **own,
             **figures(parts.compactor, parts.control),
             "delayed": parts.delivered.pending(),
@@ -91,7 +93,7 @@ class StoreUpkeep(ABC):
         if up_to is not None:
             up_to = whole("up_to", up_to, error=StoreConfigError)
         parts = self._writable()
-        parts.flusher.flush_to(parts.control.wrote)
+        parts.flusher.flush_to(parts.control.log_end)
         parts.dispatcher.run_to_end()
         return parts.compactor.compact(up_to, report=progress)
 
@@ -117,6 +119,7 @@ class StoreUpkeep(ABC):
         """
         parts = self._writable()
         topic = any_text("topic", topic, StoreConfigError)
+        parts.control.commit()
         return parts.remover.delete_topic(topic, parts.compactor.deletion(topic, parts.control.wrote))
 
     def remove_unused_queues(self) -> Removal:
@@ -178,7 +181,7 @@ class StoreUpkeep(ABC):
         """Makes the log durable up to the present end, and no more; returns the number of bytes that were not durable.
         Raises FlushFailedError, StoreTimeoutError after sync_flush_timeout_ms."""
         parts = self._writable()
-        wrote, before = parts.control.wrote, parts.control.flushed
+        wrote, before = parts.control.log_end, parts.control.flushed
         parts.flusher.flush_to(wrote)
         return max(wrote - before, 0)
 

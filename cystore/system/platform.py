@@ -39,6 +39,15 @@ def give_memory_back() -> None:
         trim(0)
 
 
+def available_memory() -> int:
+    """Bytes that this host can give to programs without swapping (MemAvailable)."""
+    for line in files.read_all(Path("/proc/meminfo")).decode("ascii").splitlines():
+        name, value = line.split(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+
+
 def file_system(path: Path) -> str:
     """Name of the filesystem type that holds `path`, or its magic number in hexadecimal."""
     buffer = ctypes.create_string_buffer(256)

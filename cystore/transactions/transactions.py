@@ -168,6 +168,7 @@ class Transactions:
     def _catch_up(parts: Attachment, table: TransactionTable) -> None:
         """Reads every end so far: a transaction whose end is appended and not dispatched would get a second one. Raises
         the errors of dispatch, StoreTimeoutError."""
+        parts.control.commit()
         wrote = parts.control.wrote
         wait_ms = parts.config.os_page_cache_busy_timeout_ms
         parts.dispatcher.run_once(timeout_ms=wait_ms)

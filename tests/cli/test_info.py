@@ -95,6 +95,17 @@ def test_a_store_that_one_process_has_for_itself(command, store_path):
         assert "in exclusive use by one process" in command.ok("info", store_path)
 
 
+def test_a_store_with_a_pool(command, store_path):
+    pool = {"transient_store_pool_enable": True, "transient_store_pool_size": 2}
+    with cystore.open(store_path, **{**stores.SMALL, **pool, "services": ()}) as store:
+        put = store.put("T", b"b")
+        at = info(command, store_path)["positions"]
+        assert (at["wrote"], at["appended"], at["pool_buffers"]) == (0, put.size_bytes, 2)
+        assert at["remain_transient_store_buffer_numbs"] == 1
+        text = command.ok("info", store_path)
+        assert f"pool: 2 buffers, 1 free; appended to {put.size_bytes}, committed to 0" in text
+
+
 def test_holes_are_listed(command, store_path):
     puts = stores.write(store_path, 40)
     stores.damage(store_path, puts[10].physical_offset + 100)

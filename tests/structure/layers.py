@@ -38,6 +38,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.engine", "the log by itself; one room for each part"),
     ("cystore.engine.files", "segment files, their mappings, the checkpoint, the quarantine"),
     ("cystore.engine.manifest", "durable facts that no other file has, one module for each section"),
+    ("cystore.engine.pool", "the pool of buffers that appends go to before their segments"),
     ("cystore.engine.log", "the commit log: append policy, flush, allocation, cleaning, disk space"),
     ("cystore.engine.inspect", "a store seen from outside: is it one, which version, its numbers"),
     ("cystore.derived", "files that can be built again from the log; one room for each part"),

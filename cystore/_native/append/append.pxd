@@ -43,6 +43,8 @@ cdef extern from "wallclock.h" nogil:
 # Where this process writes. While puts can run, the segment changes only under the append lock.
 cdef struct append_target:
     control_block* block
+    int64_t* end                # `log_end` of the block
+    int64_t* last_record        # and the last record below it
     uint8_t* address
     int64_t base
     int64_t length
@@ -100,7 +102,7 @@ cdef inline bint may_acknowledge(control_block* block) noexcept nogil:
 cdef inline int append_allowed(control_block* block, append_target* target, uint32_t forbidding) noexcept nogil:
     """APPEND_OK, or why no append may begin. The control block is intact. `forbidding`: the flags that forbid this
     append, and NEEDS_LEASE."""
-    if block.wrote < target.last_wrote:
+    if target.end[0] < target.last_wrote:
         return APPEND_OVERWRITTEN
     if load_u32(&block.flags) & forbidding:  # acquire; release in Control.set_flag
         return APPEND_REFUSED
@@ -150,23 +152,23 @@ cdef inline void claim_place(append_item* item, int64_t at, int64_t now) noexcep
     failpoint("append.claimed")
 
 
-cdef inline bint move_wrote(control_block* block, int64_t to) noexcept nogil:
+cdef inline bint move_wrote(int64_t* end, int64_t to) noexcept nogil:
     """Publishes the log's new end. Returns False and moves nothing if `to` is not ahead: a step back would overwrite
     records."""
-    if to <= block.wrote:
+    if to <= end[0]:
         return False
-    store_i64(&block.wrote, to)  # release: publishes the records; acquire in Control.wrote, queue.pyx, _native/lookup
+    store_i64(end, to)  # release: publishes the records; acquire in Control.wrote, queue.pyx, _native/lookup
     return True
 
 
 cdef inline bint publish_records(control_block* block, append_target* target, int64_t wrote,
                                  int64_t last_record) noexcept nogil:
     failpoint("append.before_publish")
-    if not move_wrote(block, wrote):
+    if not move_wrote(target.end, wrote):
         return False
     target.last_wrote = wrote
     failpoint("append.published")
-    store_i64(&block.last_record, last_record)  # release; acquire in Control.last_record
+    store_i64(target.last_record, last_record)  # release; acquire in Control.last_record
     return True
 
 
@@ -200,7 +202,7 @@ cdef inline void count_latency(control_block* block, append_target* target, int6
 cdef inline int append_one(control_block* block, append_target* target, append_item* item) noexcept nogil:
     """Appends one item, whose queue is known, to a log of cystore's record format. At any obstacle it appends nothing:
     the caller then calls `append_items`. The caller has just found the control block intact."""
-    cdef int64_t wrote = block.wrote, end = wrote + item.size, now
+    cdef int64_t wrote = target.end[0], end = wrote + item.size, now
     cdef int status = append_allowed(block, target, FORBID_WRITING)
     cdef uint8_t* p
     failpoint("append.one_begun")

@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cystore._native.append.light cimport light_claim, light_claims, light_prepare, light_publish
 from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, release_fence, store_u32
-from cystore._native.memory.control cimport Control
+from cystore._native.memory.control cimport Control, log_end
 from cystore._native.layout cimport RECORD_MAGIC_BLANK, record_set_magic, record_set_total_size
 from cystore._native.memory.locks cimport control_intact
 from cystore._native.memory.mapping cimport MappedFile
@@ -20,7 +20,7 @@ from cystore._native.record.record_write cimport append_item, failpoint, write_r
 LATENCY_BOUNDS_MS: tuple[int, ...] = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000)
 
 
-cdef bint end_file(control_block* block, uint8_t* p, int64_t wrote, int64_t room) noexcept nogil:
+cdef bint end_file(control_block* block, int64_t* end, uint8_t* p, int64_t wrote, int64_t room) noexcept nogil:
     """Fills the rest of a file with a blank and publishes it: appends continue in the next file. False when the length
     of the rest does not fit a blank, which has 32 bits for it, or when the wrote position cannot move."""
     if not <int64_t>BLANK_SIZE_MIN <= room <= FILE_BYTES_MAX:
@@ -32,7 +32,7 @@ cdef bint end_file(control_block* block, uint8_t* p, int64_t wrote, int64_t room
     record_set_total_size(p, <int32_t>room)
     record_set_magic(p, RECORD_MAGIC_BLANK)
     failpoint("append.blank_written")
-    if not move_wrote(block, wrote + room):
+    if not move_wrote(end, wrote + room):
         return False
     failpoint("append.blank_published")
     store_u32(&block.intent_active, 0)
@@ -43,19 +43,20 @@ def end_segment(Control control not None, MappedFile file not None):
     """Ends the segment `file`, under the append lock. False when the log does not end inside `file`, or the next file
     has no room yet."""
     cdef control_block* block = control.checked()
-    cdef int64_t wrote = block.wrote
+    cdef int64_t* end = log_end(block)
+    cdef int64_t wrote = end[0]
     if not file.writable or wrote <= file.base or wrote > file.base + file.length - BLANK_SIZE_MIN:
         return False
     if load_i64(&block.allocated) < file.base + file.length + BLANK_SIZE_MIN:
         return False
-    return end_file(block, file.address + (wrote - file.base), wrote, file.base + file.length - wrote)
+    return end_file(block, end, file.address + (wrote - file.base), wrote, file.base + file.length - wrote)
 
 
 cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count,
                       Py_ssize_t* done,
                       int64_t waits_since_ms, uint32_t forbidding, bint together) noexcept nogil:
     cdef append_item* item
-    cdef int64_t wrote = block.wrote, total, room, now, at, size
+    cdef int64_t wrote = target.end[0], total, room, now, at, size
     cdef Py_ssize_t i, end, begin = done[0]
     cdef light_claims claims
     cdef int status = append_allowed(block, target, forbidding) if control_intact(block) else APPEND_OVERWRITTEN
@@ -95,7 +96,7 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             if load_i64(&block.allocated) < at + size + BLANK_SIZE_MIN:
                 target.needed = at + size + BLANK_SIZE_MIN
                 return APPEND_NEED_SPACE
-            if not end_file(block, target.address + (wrote - target.base), wrote, room):
+            if not end_file(block, target.end, target.address + (wrote - target.base), wrote, room):
                 return APPEND_OVERWRITTEN
             wrote = at
             target.last_wrote = wrote

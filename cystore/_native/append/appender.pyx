@@ -17,7 +17,7 @@ from cystore._native.append.append_loop cimport AppendLoop
 from cystore._native.append.light cimport light_check, light_check_list, light_room, light_without_offsets
 from cystore._native.append.batch cimport check_batch, check_together, results_of
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
-from cystore._native.memory.control cimport Control
+from cystore._native.memory.control cimport Control, log_end
 from cystore._native.record.argument_checks cimport exact_bytes, exact_text, exact_whole
 from cystore._native.layout cimport (
     BLANK_SIZE_MIN, DELAY_PROPERTY_ROOM, FLAG_DISK_FULL, HOST_V4_BYTES, PROPERTIES_BYTES_MAX,
@@ -65,6 +65,9 @@ cdef class Appender(AppendLoop):
                  bint replicated_by_default=False, int64_t light_queues_max=0):
         self.control = control
         self.target.block = control.checked()
+        self.target.end = log_end(self.target.block)
+        self.target.last_record = &self.target.block.appended_record if self.target.block.pooled \
+            else &self.target.block.last_record
         self.target.magic = RECORD_MAGIC_ROCKETMQ if record_format == "rocketmq" else RECORD_MAGIC_CYSTORE
         self.policy = policy
         self.store_host = encode_host(store_host, "store_host")

@@ -250,7 +250,7 @@ cdef class CopiedRecords:
             memcpy(p + self.records[i].at, self.records[i].start, self.records[i].size)
             release_fence()
         failpoint("copied.before_publish")
-        if not move_wrote(block, self.position + self.length):
+        if not move_wrote(&block.wrote, self.position + self.length):
             return APPEND_OVERWRITTEN
         failpoint("copied.published")
         store_i64(&block.last_record, self.position + self.records[self.count - 1].at)

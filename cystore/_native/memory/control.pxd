@@ -1,7 +1,15 @@
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
+from cystore._native.layout cimport control_block
 from cystore._native.memory.control_fields cimport ControlFields
 
 
+cdef inline int64_t* log_end(control_block* block) noexcept nogil:
+    """The word with the end of the log, which an append moves. With a pool of buffers the records go there first, and
+    `wrote` follows when they are copied to their segment."""
+    return &block.appended if block.pooled else &block.wrote
+
+
 cdef class Control(ControlFields):
+    cdef public object committer    # commits up to a log position; None without a pool
     cdef int _take_over(self, uint64_t pid_namespace, str c_library) except -1

@@ -181,6 +181,7 @@ cdef class Control(ControlFields):
     def detach(self):
         """Forgets the memory; every later call raises StoreClosedError."""
         self.block = NULL
+        self.committer = None
         self.repairs.clear()
 
     def release(self):
@@ -197,6 +198,28 @@ cdef class Control(ControlFields):
         cdef control_block* block = self.checked()
         if value > load_i64(&block.flushed):
             store_i64(&block.flushed, value)
+
+    @property
+    def log_end(self):
+        """The end of the log for appends: the wrote position, or with a pool the position that the next commit brings
+        that to."""
+        return load_i64(log_end(self.checked()))
+
+    def pool_begins(self, uint32_t buffers):
+        """From now on appends go to a pool of buffers. Only for a process that is alone in the store, before its first
+        append."""
+        cdef control_block* block = self._writable()
+        block.appended_record = load_i64(&block.last_record)
+        store_i64(&block.appended, load_i64(&block.wrote))
+        block.pool_buffers = buffers
+        store_u32(&block.pooled, 1)
+
+    def commit(self):
+        """Brings the wrote position to the end of the log, if there is a pool: copies the records of its buffers to
+        their segments. For a caller that reads what is appended by now. Raises StoreIOError."""
+        cdef control_block* block = self.checked()
+        if block.pooled and load_i64(&block.wrote) < load_i64(&block.appended) and self.committer is not None:
+            self.committer(load_i64(&block.appended))
 
     def set_flag(self, uint32_t flag):
         """Sets a FLAG_*; seen by the next put of every process."""

@@ -57,6 +57,26 @@ cdef class ControlFields(SharedLocks):
         store_i64(&self.checked().last_record, value)
 
     @property
+    def appended(self):
+        """The end of the log in the pool's buffers; unused without a pool."""
+        return load_i64(&self.checked().appended)
+
+    @property
+    def appended_record(self):
+        """Physical offset of the last record below `appended`."""
+        return load_i64(&self.checked().appended_record)
+
+    @property
+    def pooled(self):
+        """1: appends go to a pool of buffers."""
+        return load_u32(&self.checked().pooled)
+
+    @property
+    def pool_buffers(self):
+        """The number of buffers of the pool."""
+        return load_u32(&self.checked().pool_buffers)
+
+    @property
     def append_seq(self):
         return load_u32(&self.checked().append_seq)
 

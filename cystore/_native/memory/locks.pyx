@@ -181,6 +181,16 @@ cdef class SharedLocks:
                     add_u32(&block.key_seq[i], 1)
                     futex_wake_all(&block.key_seq[i])
 
+    def wake_committed(self):
+        """After a commit moved `wrote`: wakes the threads that sleep until the next append. An append that changes
+        `append_seq` at the same moment may hide this change from a thread; that thread looks again after its slice."""
+        cdef control_block* block = self._writable()
+        add_u32(&block.append_seq, 1)
+        full_fence()
+        if exchange_u32(&block.append_sleepers, 0):
+            futex_wake_all(&block.append_sleepers)
+        futex_wake_all(&block.append_seq)
+
     def key_seq(self, uint32_t key):
         """The word of a key. The caller of `wait_key` reads it before it looks at the state that it waits for."""
         return load_u32(&self.checked().key_seq[key % KEY_WORDS])

@@ -148,6 +148,11 @@ def _show_positions(info: dict[str, Any]) -> None:
         f"log: {at['min_physical_offset']} to {at['wrote']}, flushed to {at['flushed']}, dispatched to "
         f"{at['dispatched']}"
     )
+    if at["pool_buffers"]:
+        write_line(
+            f"pool: {at['pool_buffers']} buffers, {at['remain_transient_store_buffer_numbs']} free; appended to "
+            f"{at['appended']}, committed to {at['wrote']}"
+        )
     write_line(f"dispatch behind: {at['dispatch_behind_bytes']} bytes")
     write_line(f"last message: {time_text(at['last_store_timestamp_ms'])}")
     if at["clock_ahead_ms"]:

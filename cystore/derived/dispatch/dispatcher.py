@@ -143,7 +143,7 @@ class Dispatcher:
         """Makes hole entries for the queue offsets that were given out and whose records are lost in damage: if a queue
         ended before them, they would be given out again. For the last process, when all is dispatched. Raises
         StoreFullError."""
-        if self._control.dispatched >= self._control.wrote:
+        if self._control.dispatched >= self._control.log_end:
             for slot in queue_kernel.queues_behind(self._control):
                 self._queues.get(slot).fill_gap(self._control.queue_next(slot))
 

@@ -59,7 +59,7 @@ class DerivedFlusher:
 
     def flush_log(self) -> None:
         """Makes the log durable as far as it is appended now."""
-        self._log_flusher.flush_to(self._control.wrote)
+        self._log_flusher.flush_to(self._control.log_end)
 
     def flush_dispatched(self) -> None:
         """Syncs queues and index, then the checkpoint's record of them. Order: log, queues, index, checkpoint. Waits
@@ -112,9 +112,9 @@ class DerivedFlusher:
 
     def _save_queue_offsets(self) -> None:
         control = self._control
-        position = control.wrote
+        position = control.log_end
         queues = [control.queue(slot) for slot in range(control.queue_count)]
-        self._log_flusher.flush_to(control.wrote)
+        self._log_flusher.flush_to(control.log_end)
         with control.held("clean", timeout_ms=self._config.sync_flush_timeout_ms):
             newer = (
                 position < saved_position(self._root) <= control.wrote

@@ -108,7 +108,9 @@ class Reader:
         undispatched ones."""
         control = self._control
         dispatched = control.queue_dispatched(slot)
-        return max(dispatched, control.queue_next(slot)) if control.read_only else dispatched
+        if not control.read_only or control.pooled:  # a pool's next offset counts what is not committed
+            return dispatched
+        return max(dispatched, control.queue_next(slot))
 
     @property
     def covered(self) -> int:
@@ -264,7 +266,7 @@ class Reader:
         for it the queue ends behind them."""
         if dispatched < following:
             unseen = result.status is GetStatus.OFFSET_OVERFLOW_ONE and queue_offset < following
-            result.behind = unseen or not self._read_only
+            result.behind = unseen or not self._read_only or bool(self._control.pooled)
             if not result.behind:
                 result.max_offset = following
         return result

@@ -1,4 +1,4 @@
 """The commit log: append policy, flush, allocation, cleaning, disk space.
 
-May import `cystore.engine.manifest` and what is below it: docs/architecture.md.
+May import `cystore.engine.pool` and what is below it: docs/architecture.md.
 """

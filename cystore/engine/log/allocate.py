@@ -21,6 +21,7 @@ from cystore.engine.files.progress import Progress
 from cystore.engine.log.active_segment import ActiveSegment
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import refuse_writes
+from cystore.engine.pool.buffers import BufferPool
 from cystore.errors import StoreFullError, SyncFailedError
 from cystore.system import files
 from cystore.system.ranges.pages_ahead import PagesAhead
@@ -65,8 +66,10 @@ class Allocator:
         commit_log: CommitLog,
         config: StoreConfig,
         reserve: Callable[[], None] | None = None,
+        buffers: BufferPool | None = None,
     ) -> None:
         self._control, self._commit_log, self._reserve = control, commit_log, reserve
+        self._buffers = buffers
         self._ahead_bytes = config.allocate_ahead_bytes
         self._populate_bytes = config.populate_ahead_bytes
         self._step_bytes = 0  # of a warm-up; 0: none
@@ -141,7 +144,7 @@ class Allocator:
 
     def _target(self, files_ahead: int = 1) -> int:
         """The end of the next step, at most `files_ahead` whole files ahead."""
-        wrote, file_bytes = self._control.wrote, self._commit_log.file_bytes
+        wrote, file_bytes = self._control.log_end, self._commit_log.file_bytes
         most = self._commit_log.files.base_of(wrote) + (1 + files_ahead) * file_bytes
         return min(wrote + self._ahead_bytes, most)
 
@@ -198,7 +201,7 @@ class Allocator:
         log, control = self._commit_log.files, self._control
         file_bytes = log.file_bytes
         ahead = max(file_bytes // 2, min(file_bytes * MOST_FILES_AHEAD, FILES_AHEAD_BYTES))
-        last, base = log.base_of(control.wrote + ahead), self._end_of_files()
+        last, base = log.base_of(control.log_end + ahead), self._end_of_files()
         while base <= last:
             before = control.ready_base
             with control.held_if_free("housekeeping") as turn:
@@ -225,7 +228,7 @@ class Allocator:
         the end in the last three files, and would append to an empty one (CommitLog.recoverNormally). After a crash it
         looks at every file."""
         log = self._commit_log.files
-        end = log.base_of(max(self._control.wrote - 1, 0)) + (1 + FILES_AHEAD_LEFT) * log.file_bytes
+        end = log.base_of(max(self._control.log_end - 1, 0)) + (1 + FILES_AHEAD_LEFT) * log.file_bytes
         ahead = [base for base in log.refresh() if base >= end]
         for base in reversed(ahead):
             log.remove(base, durable=False)
@@ -262,7 +265,7 @@ class Allocator:
         if not self._go_ahead():
             return Progress(0)  # another process is at work
         populated = 0
-        if control.wrote <= self._at_hand:  # else other processes made all later appends
+        if control.log_end <= self._at_hand:  # else other processes made all later appends
             populated = self.populate_ahead()
             self._keep_writable()
         self.make_successors()
@@ -272,7 +275,7 @@ class Allocator:
     def _go_ahead(self) -> bool:
         """Reserves the next step, in existing files, once half of the last one is used. False if another process has
         the lock, or has reserved it."""
-        control, wrote, now_s = self._control, self._control.wrote, monotonic_s()
+        control, wrote, now_s = self._control, self._control.log_end, monotonic_s()
         in_memory = wrote - self._step_wrote >= FAST_BYTES and now_s - self._step_s < FAST_S
         end = min(self._target(MOST_FILES_AHEAD if in_memory else 1), self._end_of_files())
         if control.allocated - wrote >= self._ahead_bytes // 2 or control.allocated >= end:
@@ -320,12 +323,12 @@ class Allocator:
     def _keep_writable(self) -> None:
         """Faults in the pages of this process's next appends again: the kernel write-protects pages that it has written
         to disk, and the next append would wait in a page fault for the file system, with the lock held."""
-        wrote = self._control.wrote
+        wrote = self._control.log_end
         state = wrote, self._control.flush_seq
         if state == self._kept_writable or wrote >= self._populated:
             return
         self._kept_writable = state
-        segment = self._commit_log.files.get(self._commit_log.files.base_of(wrote))
+        segment = self._written_at(wrote)
         if segment is not None and segment.writable:
             with files.translated(segment.path):
                 segment.populate(
@@ -333,12 +336,18 @@ class Allocator:
                     min(wrote + KEPT_WRITABLE_BYTES, segment.end, self._populated) - segment.base,
                 )
 
+    def _written_at(self, position: int) -> MappedFile | None:
+        """The memory that appends at a log position go to: the segment's, or that of its buffer."""
+        base = self._commit_log.files.base_of(position)
+        buffer = None if self._buffers is None else self._buffers.at_hand(base)
+        return buffer or self._commit_log.files.get(base)
+
     def fault_in(self, begin: int, end: int) -> int:
         """Faults in pages for this process's appends, from log position `begin` up to `end` and a step more, as far as
         they are allocated; returns the end. A put waits for it, so the steps are small. They grow while this process
         continues where it stopped; a process that appends rarely beside others gets only what it needs."""
         log, allocated = self._commit_log.files, self._control.allocated
-        segment = log.get(log.base_of(begin))
+        segment = self._written_at(begin)
         ended = (
             segment is None or not segment.writable
         )  # ended by another process: the put goes to the next segment
@@ -367,14 +376,14 @@ class Allocator:
         Only for a process that appends: in others the work would be useless. A warm-up goes step by step, and with sync
         flush makes each step durable: else the first sync of a put would write all of it (MappedFile.warmMappedFile).
         """
-        wrote = self._control.wrote
+        wrote = self._control.log_end
         begin = max(self._populated, wrote)
         end = min(
             wrote + (self._populate_bytes if ahead_bytes is None else ahead_bytes), self._control.allocated
         )
         done = 0
         while begin < end:
-            segment = self._commit_log.files.get(self._commit_log.files.base_of(begin))
+            segment = self._written_at(begin)
             if (
                 segment is None or not segment.writable
             ):  # cleaned, or ended by another process: appends continue behind it

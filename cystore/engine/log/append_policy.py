@@ -22,6 +22,7 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.disk_space import DiskSpace
 from cystore.engine.log.flush import Flusher
 from cystore.engine.log.slow_puts import SLOW_PUT_MS, SlowPuts
+from cystore.engine.pool.buffers import BufferPool
 from cystore.errors import (
     NotAcknowledgingError,
     PageCacheBusyError,
@@ -44,7 +45,7 @@ FLUSH_SYNC, FLUSH_REPLICATED = 1, 2  # put.pxd
 RELIEF_BYTES = 256 * 1024  # of log; then a writer looks again whether it should help the dispatchers
 
 
-def repair_append(control: Control, commit_log: CommitLog) -> None:
+def repair_append(control: Control, commit_log: CommitLog, buffers: BufferPool | None = None) -> None:
     """Repairs an append, under the append lock, after its owner died: the log ends at the published position, and queue
     offsets follow it.
 
@@ -55,14 +56,15 @@ def repair_append(control: Control, commit_log: CommitLog) -> None:
     if intent is not None:
         begin, end = intent
         failpoint("repair.begun")
-        segment = commit_log.files.get(commit_log.files.base_of(begin))
+        base = commit_log.files.base_of(begin)
+        segment = (buffers.of(base) if buffers is not None else None) or commit_log.files.get(base)
         if segment is None:
             raise StoreFormatError(
                 "the segment of an unfinished append is missing",
                 path=commit_log.files.directory,
                 offset=begin,
             )
-        wrote = control.wrote
+        wrote = control.log_end
         if wrote == begin:
             segment.zero(begin - segment.base, min(end, control.allocated) - segment.base)
         else:
@@ -89,7 +91,8 @@ def _follow(control: Control, segment: MappedFile, begin: int, end: int) -> None
                 slot = control.find_queue(topic, queue_id)
                 if slot >= 0 and control.queue_next(slot) <= queue_offset:
                     control.set_queue_next(slot, queue_offset + 1)
-        control.last_record = at
+        if not control.pooled:  # else the next commit says it
+            control.last_record = at
         at += message.size_bytes
 
 
@@ -132,13 +135,14 @@ class AppendPolicy:
         relieve: Callable[[int], None] | None = None,
         master: Callable[[], str] = str,
         replicated: Callable[[int], None] | None = None,
+        buffers: BufferPool | None = None,
     ) -> None:
         self._control, self._commit_log = control, commit_log
         self._allocator, self._flusher, self._space = allocator, flusher, space
         self.more_queues, self._relieve = allocator.more_queues, relieve
         self.revive = revive
         self._marks, self._master = cystore_records, master
-        self._replicated = replicated
+        self._replicated, self._buffers = replicated, buffers
         self.slow_put = SlowPuts(control, commit_log.files.directory).tell
 
     def reach(self, end: int, flush: int) -> None:
@@ -146,6 +150,8 @@ class AppendPolicy:
         or both. An elected master belongs to its in-sync set, and each member of the set must have the bytes on its
         disk."""
         since_s = monotonic_s()
+        if self._control.wrote < end:
+            self._flusher.commit()
         if flush & FLUSH_SYNC or (flush & FLUSH_REPLICATED and self._control.epoch):
             self._flusher.flush_to(end)
         if flush & FLUSH_REPLICATED and self._replicated is not None:
@@ -177,10 +183,12 @@ class AppendPolicy:
             segment = self._commit_log.files.get(base)
         if segment is None or not self._commit_log.files.is_there(segment):
             self._flusher.check_files(base)
+        if segment is not None and self._buffers is not None:
+            segment = self._buffers.writing(base, segment)
         if segment is None:
             # Other processes appended meanwhile, and a cleaner removed the segment: append at the present end of the
             # log.
-            return self._segment_at(self._control.wrote)
+            return self._segment_at(self._control.log_end)
         return segment
 
     def faulted_in(self, begin: int, end: int) -> int:

@@ -106,6 +106,8 @@ class Flusher:
         control = self._control
         limit_ms = self._config.sync_flush_timeout_ms if timeout_ms is None else timeout_ms
         until = monotonic_s() + limit_ms / 1000
+        if control.wrote < position:
+            self.commit()
         while control.flushed < position:
             self.check()
             seen = control.flush_seq
@@ -133,6 +135,13 @@ class Flusher:
                 control.wait_flush(seen, WAIT_SLICE_MS)
         self.check_covered(position)
         check_place(self._root)  # otherwise the path may name another directory than the one that is synced
+
+    def commit(self) -> None:
+        """Brings the records of the pool's buffers, if there is a pool, to their segments. Raises FlushFailedError."""
+        try:
+            self._control.commit()
+        except SyncFailedError as error:
+            self.poison(error)
 
     def check_covered(self, position: int) -> None:
         """After a failed sync nothing is acknowledged any more."""

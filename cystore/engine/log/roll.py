@@ -16,6 +16,7 @@ from cystore.engine.log.ages import Ages
 from cystore.engine.log.allocate import Allocator
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.store_settings import Policy
+from cystore.engine.pool.buffers import BufferPool
 from cystore.layout import BLANK_SIZE_MIN, FLAGS
 from cystore.system.threads.reentry import undisturbed
 
@@ -26,19 +27,28 @@ HOUR_MS = 3_600_000
 class Roller:
     """Rolls the log of one store over to its next segment."""
 
-    def __init__(self, control: Control, commit_log: CommitLog, allocator: Allocator, policy: Policy) -> None:
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        allocator: Allocator,
+        policy: Policy,
+        buffers: BufferPool | None = None,
+    ) -> None:
         self._control, self._commit_log, self._allocator = control, commit_log, allocator
         self._ages = Ages(control, commit_log)
-        self._policy = policy
+        self._policy, self._buffers = policy, buffers
 
     def run_once(self) -> bool:
         """Ends the segment that is written to if its first record is older than roll_interval_h. Raises
         StoreFullError."""
-        base = self._commit_log.files.base_of(self._control.wrote)
+        base = self._commit_log.files.base_of(self._control.log_end)
         if self._control.flags & FLAG_SLAVE or not self._is_due(base):
             return False  # a slave's files end where its master's do
         self._allocator.make_room(base + self._commit_log.file_bytes + BLANK_SIZE_MIN)
         segment = self._commit_log.files.get(base)
+        if segment is not None and self._buffers is not None:
+            segment = self._buffers.writing(base, segment)
         if segment is None:
             return False
         return undisturbed(partial(self._end, segment))
@@ -47,7 +57,7 @@ class Roller:
         """Whether `run_once` would end a segment."""
         if self._control.flags & FLAG_SLAVE:
             return False
-        return self._is_due(self._commit_log.files.base_of(self._control.wrote))
+        return self._is_due(self._commit_log.files.base_of(self._control.log_end))
 
     def _end(self, segment: MappedFile) -> bool:
         with self._control.held("append"):

@@ -25,6 +25,8 @@ EXT_END_BYTES = 4  # of the mark that ends a file of extended entries
 LOG_FILE, QUEUE_FILE = "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes"
 DELAY_LEVELS = "message_delay_level"
 LIGHT_QUEUES = ("enable_lmq", "enable_multi_dispatch", "max_lmq_consume_queue_num")
+POOL_ENABLE = "transient_store_pool_enable"
+POOL = (POOL_ENABLE, "transient_store_pool_size")
 SHAPE = (
     LOG_FILE,
     QUEUE_FILE,
@@ -37,6 +39,14 @@ SHAPE = (
     "record_format",
     *LIGHT_QUEUES,
     DELAY_LEVELS,
+    *POOL,
+)
+# Settings of each process, for a store with a pool.
+OF_POOL = (
+    "fast_fail_if_no_buffer_in_store_pool",
+    "commit_interval_commit_log_ms",
+    "commit_commit_log_least_pages",
+    "commit_commit_log_thorough_interval_ms",
 )
 RETENTION = (
     "file_reserved_time_h",
@@ -53,7 +63,7 @@ RETENTION = (
 )
 
 
-CHANGEABLE = (*RETENTION, DELAY_LEVELS, *LIGHT_QUEUES)
+CHANGEABLE = (*RETENTION, DELAY_LEVELS, *LIGHT_QUEUES, *POOL)
 
 
 def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
@@ -62,6 +72,7 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
     if facts is None or not facts.settings:
         _refuse_unused(config)
         _refuse_one_of_two(config)
+        _refuse_pool(config, {name for name in (*POOL, *OF_POOL) if config.gives(name)})
         return config
     theirs = {name: value for name, value in facts.settings.items() if name in SHAPE}
     try:
@@ -81,6 +92,7 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
                 )
             )
     _refuse_one_of_two(found)
+    _refuse_pool(found, {name for name in (*POOL, *OF_POOL) if name not in theirs and config.gives(name)})
     return found
 
 
@@ -116,6 +128,24 @@ def _refuse_one_of_two(config: StoreConfig) -> None:
         raise StoreConfigError(f"{one} is on and {other} is off: light queues need both")
 
 
+def _refuse_pool(config: StoreConfig, given: set[str]) -> None:
+    """A pool is for asynchronous flush (MessageStoreConfig.isTransientStorePoolEnable); without one its other `given`
+    settings would do nothing. A reader has no part in a pool."""
+    if config.read_only:
+        return
+    if config.transient_store_pool_enable and config.flush_disk_type == "sync":
+        raise StoreConfigError(
+            "transient_store_pool_enable goes with flush_disk_type='async': with 'sync' each put would wait for a "
+            "commit and a flush. A single put may have flush='sync'"
+        )
+    if not config.transient_store_pool_enable:
+        for name in (*POOL[1:], *OF_POOL):
+            if name in given and getattr(config, name) != DEFAULTS[name]:
+                raise StoreConfigError(
+                    f"{name} is for a store with transient_store_pool_enable, which this one is not"
+                )
+
+
 def _differs(name: str, one: StoreConfig, other: StoreConfig) -> bool:
     if name == DELAY_LEVELS:
         return one.delay_levels_ms() != other.delay_levels_ms()
@@ -136,7 +166,7 @@ def enter_settings(
     """Enters values that the store does not have yet. `new`: this process makes the store. The lengths are those of
     existing files."""
     settings = manifest.snapshot().settings
-    missing = {name: getattr(config, name) for name in SHAPE if name not in settings}
+    missing = {name: getattr(config, name) for name in SHAPE if name not in settings and _has(name, config)}
     for name, length in ((LOG_FILE, log_file_bytes), (QUEUE_FILE, queue_file_bytes)):
         if name in missing and length > 0:
             missing[name] = length
@@ -148,6 +178,11 @@ def enter_settings(
     if missing:
         manifest.update(lambda facts: dataclasses.replace(facts, settings={**missing, **facts.settings}))
     _tell_of_ignored(manifest, config)
+
+
+def _has(name: str, config: StoreConfig) -> bool:
+    """A store without a pool has no settings of one, so that a later open can enable it."""
+    return name not in POOL or config.transient_store_pool_enable
 
 
 def _tell_of_ignored(manifest: Manifest, config: StoreConfig) -> None:

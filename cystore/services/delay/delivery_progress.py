@@ -164,6 +164,7 @@ class DeliveryProgress:
         if not self._has_uncounted:
             return True
         repair_dead_append(control)  # else the queues do not count its messages yet
+        control.commit()
         slave = control.flags & FLAG_SLAVE
         end = control.wrote
         shared.position = max(shared.position, control.min_physical_offset)
@@ -314,6 +315,7 @@ class DeliveryProgress:
         shared = self.shared
         if not self.slots():
             return
+        self._control.commit()  # what is counted must not be lost where the table is not
         position = shared.position if self._has_uncounted else self._control.wrote
         table = {queue_id + 1: self.offset(slot) for queue_id, slot in self.slots().items()}
         try:

@@ -118,6 +118,7 @@ class NamedCommit:
         if begun is None:
             return note, 0
         store, folder = self.sinks.store, Path(begun.folder)
+        store.flush_log()  # the scan ends at the committed position
         there = self.sinks.appended_of(begun)
         if there == 0 and store.snapshot().minimum > begun.position:
             raise StoreConfigError(

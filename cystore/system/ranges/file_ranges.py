@@ -18,6 +18,8 @@ from cystore.system.files import (
 )
 from cystore.system.os_errors import translated
 
+WRITE_BYTES = 8 << 20  # in one call: a signal waits for its end
+
 
 def pread_into(fd: int, offset: int, buffer: memoryview, path: Path | str = "") -> int:
     """Fills `buffer` from `offset` on; fewer bytes only at the end of the file. A bad sector is a StoreIOError."""
@@ -42,6 +44,21 @@ def write_at(path: Path, pieces: list[tuple[int, bytes]]) -> None:
                 count = os.pwrite(fd, view, offset)
                 view, offset = view[count:], offset + count
         sync(fd, path, data_only=True)
+
+
+def write_view(path: Path, offset: int, data: memoryview) -> None:
+    """Overwrites a part of a file in place. The caller makes it durable."""
+    with opened(path, os.O_WRONLY) as fd:
+        write_open(fd, offset, data, path)
+
+
+def write_open(fd: int, offset: int, data: bytes | memoryview, path: Path | str = "") -> None:
+    """The same for an open file."""
+    view = memoryview(data)
+    with translated(path):
+        while view:
+            count = os.pwrite(fd, view[:WRITE_BYTES], offset)
+            view, offset = view[count:], offset + count
 
 
 def length_of(fd: int, path: Path | str = "") -> int:

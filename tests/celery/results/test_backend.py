@@ -175,6 +175,18 @@ def test_one_store_for_each_path(backend, make_backend, tmp_path):
         open_shared(Location(str(tmp_path / "store"), {"flush_disk_type": "sync"}))
 
 
+def test_a_pool_of_buffers_is_refused(tmp_path):
+    """The steps of a chord, for example, have to be readable as soon as they are acknowledged."""
+    pool = {"transient_store_pool_enable": True, "transient_store_pool_size": 1}
+    path = tmp_path / "store"
+    with pytest.raises(cystore.StoreConfigError, match="transient_store_pool_enable"):
+        open_shared(Location(str(path), pool))
+    assert not path.exists()
+    cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20, **pool).close()
+    with pytest.raises(cystore.StoreConfigError, match="transient_store_pool_enable"):
+        open_shared(Location(str(path)))
+
+
 def test_a_closed_store_is_opened_again(backend):
     backend.store_result("id", 1, states.SUCCESS)
     close_shared()

@@ -56,6 +56,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     ),
     "clean": ("files.written", "files.replaced"),
     "sync": (),
+    "commit": (),  # nobody takes it in a store without a pool
     "deliver": (),
     GATE: ("attach.joining", "detach.others_stay"),
 }

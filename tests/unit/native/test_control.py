@@ -163,7 +163,8 @@ def test_closed_handle_refuses_everything(control):
         name
         for name in dir(Control)
         if not name.startswith("_")
-        and name not in ("closed", "file", "read_only", "detach", "release", "on_repair", "turn_owner")
+        and name
+        not in ("closed", "file", "read_only", "detach", "release", "on_repair", "turn_owner", "committer")
     ]
     given = {
         "find_queue": ("T", 0),
@@ -183,6 +184,8 @@ def test_closed_handle_refuses_everything(control):
         "counters": (),
         "more_queue_bytes": (),
         "wake_append": (),
+        "wake_committed": (),
+        "commit": (),
         "wake_flush": (),
         "duty_word": (0, 0),
         "set_duty_word": (0, 0, 0),

@@ -1,0 +1,307 @@
+"""Goal: with a pool of buffers appends go to memory first; readers, dispatch and flush end at the committed position;
+nothing that was acknowledged is missing after a close or a crash of all processes. Method: small stores whose commits
+the test makes itself, and one process that is killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import cystore
+from cystore.engine.manifest.manifest import look
+from cystore.engine.pool import buffers
+from cystore.errors import PoolDeficientError, StoreConfigError, StoreFormatError
+from tests.support.checks import check_closed
+from tests.support.process import Failed, Process
+from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
+
+POOL = {"transient_store_pool_enable": True, "transient_store_pool_size": 3}
+ROCKETMQ = {"record_format": "rocketmq"}
+
+
+def commit(store: cystore.MessageStore) -> None:
+    store._attached().committer.commit_to(store._attached().control.log_end)
+
+
+def folder_of(path: Path) -> Path:
+    return buffers.folder_of(path, look(path).facts.store_id)
+
+
+def bodies(store: cystore.MessageStore) -> list[bytes]:
+    return [bytes(m.body) for m in store.scan()]
+
+
+@pytest.fixture
+def path(in_memory):
+    path = in_memory / "store"
+    yield path
+    if path.exists():
+        for left in buffers.SHARED_MEMORY.glob(f"{buffers.folder_of(path, '').name}*"):
+            buffers.remove_buffers(left)
+
+
+@pytest.mark.parametrize("more", [{}, ROCKETMQ], ids=["cystore", "rocketmq"])
+def test_readers_and_dispatch_end_at_the_committed_position(path, more):
+    with open_small(path, **POOL, **more) as store:
+        first = store.put("T", b"first", keys=("k",))
+        assert first.physical_offset == 0 and store.stats()["appended"] == first.size_bytes
+        assert store.stats()["wrote"] == store.dispatch() == store.wrote_position == 0
+        assert bodies(store) == [] and store.query("T", "k") == [] and not store.get("T", 0, 0).messages
+        with pytest.raises(cystore.OffsetError):
+            store.read(0)
+        with open_small(path, read_only=True) as reader:
+            assert bodies(reader) == [] and not reader.get("T", 0, 0).messages
+            assert not reader.wait("T", 0, 0, 0)
+            commit(store)
+            assert bodies(reader) == [b"first"] == [bytes(m.body) for m in reader.get("T", 0, 0).messages]
+        assert bodies(store) == [b"first"] == [bytes(m.body) for m in store.query("T", "k")]
+        assert store.wait("T", 0, 0, 0) and store.stats()["wrote"] == store.stats()["appended"]
+        second = store.put("T", b"second")
+        assert second.queue_offset == 1 and bodies(store) == [b"first"]
+    with open_small(path) as store:
+        assert bodies(store) == [b"first", b"second"]
+    check_closed(path, {**SETTINGS, **POOL, **more})
+    assert not folder_of(path).exists()
+
+
+def test_buffers_go_back_when_their_segment_is_committed_whole(path):
+    with open_small(path, **POOL) as store:
+        free = lambda: store.stats()["remain_transient_store_buffer_numbs"]  # noqa: E731
+        assert free() == store.stats()["pool_buffers"] == 3
+        put = [
+            store.put("T", bytes([n]) * 1000) for n in range(80)
+        ]  # five segments: more than there are buffers
+        assert free() == 0 and bodies(store) == []
+        commit(store)
+        assert free() == 3 - (put[-1].physical_offset // LOG_BYTES < 3)
+        assert bodies(store) == [bytes([n]) * 1000 for n in range(80)]
+        zeros = [not any(free.read_bytes()) for free in folder_of(path).glob("free-*")]
+        assert zeros and all(zeros)  # else a crash would find records of an earlier segment in them
+        put = [store.put("T", bytes([n]) * 1000) for n in range(80)]
+        commit(store)
+        assert len(bodies(store)) == 160
+    check_closed(path, {**SETTINGS, **POOL})
+
+
+def test_put_fails_fast_without_a_buffer(path):
+    with open_small(path, **POOL, fast_fail_if_no_buffer_in_store_pool=True) as store:
+        with pytest.raises(PoolDeficientError, match="all 3 buffers") as caught:
+            store.put_many([cystore.Message(topic="T", body=bytes(1000))] * 80)
+        count = len(caught.value.results)
+        assert caught.value.offset == 3 * LOG_BYTES and store.stats()["put_failed"] == 1
+        commit(store)
+        store.put("T", b"goes on")
+        commit(store)
+        assert len(bodies(store)) == count + 1
+    check_closed(path, {**SETTINGS, **POOL})
+
+
+def test_sync_put_is_committed_and_durable(path):
+    with open_small(path, **POOL) as store:
+        result = store.put("T", b"b", flush="sync")
+        assert store.stats()["flushed"] >= result.physical_offset + result.size_bytes
+        assert bodies(store) == [b"b"]
+        store.put("T", b"c")
+        store.flush()
+        assert bodies(store) == [b"b", b"c"] and store.stats()["flushed"] == store.stats()["appended"]
+
+
+def test_own_reads_see_what_they_have_to(path):
+    """A second put of a key, and the end of a transaction, depend on records that this process has just put."""
+    with open_small(path, **POOL, message_delay_level="1s") as store:
+        once = [store.put_once("T", body, dedup_key="key", window_ms=1000) for body in (b"once", b"twice")]
+        assert [one.is_new for one in once] == [True, False]
+        half = store.begin("T", b"half")
+        store.commit(half)
+        with pytest.raises(cystore.TransactionError):
+            store.rollback(half)
+
+
+def test_service_commits_and_wakes(path):
+    with open_small(path, **POOL, services=("flush",), commit_interval_commit_log_ms=10) as store:
+        store.put("T", b"b")
+        assert store.wait("T", 0, 0, 30) and store.wait_log(0, 30)
+        assert bodies(store) == [b"b"]
+
+
+def kill_after(path: Path, source: str, settings: dict[str, object]) -> None:
+    with Process() as process:
+        process.do("import cystore, os, signal; store = cystore.open(path, **settings)", path=str(path),
+                   settings={**SETTINGS, **settings})  # fmt: skip
+        process.do(source)
+        process.kill()
+
+
+@pytest.mark.parametrize("more", [{}, ROCKETMQ], ids=["cystore", "rocketmq"])
+def test_i6_first_process_finds_the_buffers_of_a_crash(path, more):
+    """What was put before the pool took the segment, what was committed, what was not, and a whole segment."""
+    with open_small(path, **more) as store:
+        store.put("T", b"plain")
+    kill_after(
+        path,
+        "for n in range(20): store.put('T', bytes([n]) * 1000)\nstore.flush_log()\n"
+        "for n in range(20, 36): store.put('T', bytes([n]) * 1000)",
+        {**POOL, **more},
+    )
+    assert folder_of(path).exists()
+    with open_small(path, read_only=True) as reader:
+        assert len(bodies(reader)) == 21  # it writes nothing, so it ends at the commit
+    with open_small(path) as store:
+        assert bodies(store) == [b"plain", *(bytes([n]) * 1000 for n in range(36))]
+        assert store.stats()["pool_buffers"] == 3 and store.put("T", b"more").queue_offset == 37
+    check_closed(path, {**SETTINGS, **POOL, **more})
+
+
+def test_buffers_that_do_not_fit_the_log_are_refused(path):
+    """Another program, which does not know the pool, appended after the crash."""
+    kill_after(path, "store.put('T', b'acknowledged')", POOL)
+    segment = path / "commitlog" / f"{0:020d}"
+    before = segment.read_bytes()
+    segment.write_bytes(b"\xff" * 100 + before[100:])
+    with pytest.raises(StoreFormatError, match="did not know the pool"):
+        open_small(path)
+    segment.write_bytes(before)
+    with open_small(path) as store:
+        assert bodies(store) == [b"acknowledged"]
+
+
+def test_power_cut_takes_what_was_not_committed(path):
+    kill_after(path, "store.put('T', b'a', flush='sync'); store.put('T', b'b')", POOL)
+    buffers.remove_buffers(folder_of(path))
+    with open_small(path) as store:
+        assert bodies(store) == [b"a"] and store.put("T", b"c").queue_offset == 1
+    check_closed(path, {**SETTINGS, **POOL})
+
+
+def test_processes_share_one_pool(path):
+    with open_small(path, **POOL) as store, Process() as other:
+        other.do("import cystore; store = cystore.open(path, **settings)", path=str(path), settings=SETTINGS)
+        mine, theirs = [], []
+        for _ in range(40):
+            mine.append(store.put("T", b"m" * 300))
+            theirs += other.do("[store.put('T', b't' * 300).queue_offset for _ in range(2)]")
+        assert sorted([*theirs, *(r.queue_offset for r in mine)]) == list(range(120))
+        assert other.do("len(list(store.scan()))") == 0
+        other.do("store._attached().committer.commit_to(store._attached().control.log_end)")
+        assert len(bodies(store)) == 120
+        other.do("store.close()")
+    check_closed(path, {**SETTINGS, **POOL})
+
+
+def test_buffer_that_somebody_removed(path):
+    """Seen: the commit of another process took the segment for one without a buffer, and published zeros."""
+    store = open_small(path, **POOL)
+    with Process() as other:
+        store.put("T", b"b")
+        other.do("import cystore; store = cystore.open(path, **settings)", path=str(path), settings=SETTINGS)
+        for taken in buffers.taken_in({p.name for p in folder_of(path).iterdir()}):
+            (folder_of(path) / taken.name).unlink()
+        with pytest.raises(Failed) as caught:
+            other.do("store.flush()")
+        assert caught.value.kind == "FlushFailedError"
+        with pytest.raises(cystore.FlushFailedError):
+            store.put("T", b"refused")
+        assert bodies(store) == []
+        other.kill()
+    with pytest.raises(cystore.NotDurableError):
+        store.close()
+
+
+def test_segment_ends_by_time_in_its_buffer(path):
+    with open_small(path, **POOL, roll_interval_h=1) as store:
+        store.put("T", b"a")
+        commit(store)
+        from cystore._native.append.append import end_segment
+
+        parts = store._attached()
+        parts.allocator.make_room(LOG_BYTES + 8)
+        with parts.control.held("append"):
+            assert end_segment(parts.control, parts.buffers.of(0))
+        assert store.put("T", b"b").physical_offset == LOG_BYTES
+        commit(store)
+        assert bodies(store) == [b"a", b"b"]
+    check_closed(path, {**SETTINGS, **POOL})
+
+
+# ------------------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({**POOL, "flush_disk_type": "sync"}, "flush_disk_type='async'"),
+        ({**POOL, "broker_role": "slave", "ha_master_address": "127.0.0.1:1"}, "'slave' has no pool"),
+        ({"transient_store_pool_size": 2}, "transient_store_pool_size is for"),
+        ({"fast_fail_if_no_buffer_in_store_pool": True}, "fast_fail"),
+        ({"commit_interval_commit_log_ms": 1}, "commit_interval_commit_log_ms is for"),
+        ({**POOL, "transient_store_pool_size": 0}, "must be 1 to"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_settings_that_contradict_each_other(path, settings, match):
+    with pytest.raises(StoreConfigError, match=match):
+        open_small(path, **settings)
+
+
+def test_pool_larger_than_memory(path, monkeypatch):
+    """The error has both sizes; nothing stays in memory, and the store opens when it fits."""
+    monkeypatch.setattr(buffers, "available_memory", lambda: 2 * LOG_BYTES)
+    with pytest.raises(StoreConfigError, match=f"need {3 * LOG_BYTES} bytes.* has {2 * LOG_BYTES}"):
+        open_small(path, **POOL)
+    monkeypatch.undo()
+    monkeypatch.setattr(buffers.files, "reserve", no_space)
+    with pytest.raises(StoreConfigError, match="transient_store_pool_size: 3 buffers"):
+        open_small(path, **POOL)
+    assert not folder_of(path).exists()
+    monkeypatch.undo()
+    with open_small(path) as store:
+        assert store.stats()["pool_buffers"] == 3
+
+
+def no_space(path: Path, length: int) -> None:
+    with buffers.files.translated(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_pool_begins_when_nobody_has_the_store_open(path):
+    with open_small(path) as store:
+        store.put("T", b"b")
+        with pytest.raises(StoreConfigError, match="have no pool"):
+            open_small(path, **POOL)
+    with open_small(path, **POOL) as store:
+        assert store.stats()["pool_buffers"] == 3 and bodies(store) == [b"b"]
+        with (
+            pytest.raises(StoreConfigError, match="cystore config"),
+            open_small(path, transient_store_pool_size=4),
+        ):
+            pass
+        store.configure(transient_store_pool_enable=False)
+    with open_small(path) as store:
+        assert store.stats()["pool_buffers"] == 0 and bodies(store) == [b"b"]
+
+
+def test_another_shared_memory_is_named(path, monkeypatch, tmp_path):
+    with open_small(path, **POOL):
+        monkeypatch.setattr(buffers, "SHARED_MEMORY", tmp_path)
+        with pytest.raises(StoreFormatError, match="another /dev/shm"):
+            open_small(path)
+        monkeypatch.undo()
+
+
+def test_commit_that_fails_is_named_by_close(path, monkeypatch):
+    store = open_small(path, **POOL)
+    store.put("T", b"b")
+    monkeypatch.setattr(store._attached().committer, "_write", refuse)
+    with pytest.raises(cystore.NotDurableError, match="from 0 to"):
+        store.close()
+    assert folder_of(path).exists()
+    monkeypatch.undo()
+    with open_small(path) as store:
+        assert bodies(store) == [b"b"]
+
+
+def refuse(*_: object) -> None:
+    raise cystore.StoreFullError("no space")
