@@ -19,6 +19,7 @@ from cystore._native.scan.log_walk import BLANK, LIMIT, LogWalker
 WARM_UP = 20_000
 AROUND_BODY_BYTES = 91 + 10 + 64
 BATCH = 1000
+POOL = {"transient_store_pool_enable": True, "transient_store_pool_size": 2}
 
 
 def log_bytes(job: Job) -> int:
@@ -70,7 +71,7 @@ def fill(store: cystore.MessageStore, job: Job, first: int = 0, end: int | None 
 
 
 def put(job: Job) -> Measure:
-    with open_store(job) as store:
+    with open_store(job, **(POOL if job.options.get("pool") else {})) as store:
         prepare(store, job)
         topic, tag, body, put = TOPIC, TAG, workload.body(job.body_bytes), store.put
         turn = workload.in_turn(workload.key_ring(job.keys), job.count)

@@ -53,6 +53,7 @@ class Case:
 CYSTORE = Contestant(OURS, "cystore")
 MEMCPY = Contestant("C memcpy loop", "memory")
 MEMCPY_CACHED = Contestant("C memcpy loop, 1,024 records", "memory", overrides={"case": "put_cached"})
+NO_POOL = Contestant("cystore without a pool", "cystore", overrides={"options": {}})
 ROCKETMQ = Contestant("RocketMQ 4.9.3 (JVM)", "rocketmq")
 ROCKETMQ_BUILT = Contestant("RocketMQ, message built on the way", "rocketmq", overrides={"case": "put_built"})
 LMDB = Contestant("LMDB", "lmdb", slower=20)
@@ -320,6 +321,14 @@ CASES = (
             Contestant("free robust lock, shared", "memory", overrides={"case": "lock"}),
             Contestant("C function that does nothing", "memory", overrides={"case": "call"}),
         ),
+    ),
+    Case(
+        "put-pool",
+        "put from one thread into a pool of buffers (TransientStorePool), 100 B bodies, async flush and commit",
+        "message",
+        Job("put", 1_000_000, "", options={"pool": True}),
+        (CYSTORE, NO_POOL),
+        (Goal(NO_POOL.label, 0.9),),
     ),
     Case(
         "put-many-1k",
