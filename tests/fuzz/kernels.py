@@ -6,6 +6,7 @@ import struct
 
 from cystore._native.derived import entries, index, index_chains, queue_ext
 from cystore._native.derived.queue import TagFilter
+from cystore._native.filters.bitmap import FilterTable, GroupBits
 from cystore._native.record import checksum
 from cystore._native.record import message as message_kernel
 from cystore._native.record import record as record_kernel
@@ -39,6 +40,10 @@ FILTERS = {
     "a BETWEEN 2 AND 9223372036854775807 OR a <= b": None,
 }
 PROGRAMS = {expression: SqlFilter(expression).program for expression in FILTERS}
+GROUPS = {expression: GroupBits(b"G%d" % number, b"T", 112) for number, expression in enumerate(FILTERS)}
+TABLE = FilterTable(
+    [(b"T", b"G%d" % number, PROGRAMS[expression]) for number, expression in enumerate(FILTERS)], 112
+)
 SLOTS, CAPACITY = 7, 24
 SURROGATE = b"\xed"  # of an encoded surrogate Java makes one U+FFFD and Python three
 KEYS = [f"T#{number}" for number in range(12)]
@@ -88,11 +93,14 @@ def run_message(data: bytes) -> None:
 
 
 def run_filter(data: bytes) -> None:
-    value = properties.parse(data).get("a")
+    """Expressions over a property string, and the bitmap that leads groups to the messages that match."""
+    value, bitmap = properties.parse(data).get("a"), TABLE.bitmap(b"T", data)
     for expression, program in PROGRAMS.items():
         found, expected = program.matches(data), FILTERS[expression]
         if expected is not None and SURROGATE not in data and value != "":
             same(expression, found, expected(value))
+        if found:
+            same(f"bits of {expression}", GROUPS[expression].is_in(bitmap), True)
 
 
 def run_properties(data: bytes) -> None:
