@@ -58,7 +58,7 @@ from cystore.errors import (
     StoreFullError,
     StoreTimeoutError,
 )
-from cystore.services.compact.in_force import InForce, Judged, Standing
+from cystore.services.compact.in_force import InForce, Standing, Verdict
 from cystore.services.compact.selection import Report, Selection, matches
 from cystore.system import files
 from cystore.system.ranges.new_file import NewFile, new_file
@@ -221,7 +221,7 @@ class Compactor:
                     return done
         raise StoreError("cleaning removes the log faster than it can be compacted", path=self._root)
 
-    def _is_up_to_date(self, before: Judged, limit: int, *, again: bool) -> bool:
+    def _is_up_to_date(self, before: Verdict, limit: int, *, again: bool) -> bool:
         """Whether a turn would change nothing. `again`: it would look anew at damage that the log still has."""
         file, header = before.file, before.header
         return (
@@ -234,14 +234,14 @@ class Compactor:
             and self._is_whole(file)
         )
 
-    def _settle(self) -> Judged:
+    def _settle(self) -> Verdict:
         """Ends a turn that was killed: enters its file in the manifest, and removes the older ones."""
-        before = self.in_force.judge()
+        before = self.in_force.verdict()
         if before.file is None or before.header is None:
             return before
         if not before.is_entered:
             self._enter(before.file, ())
-            before = self.in_force.judge()
+            before = self.in_force.verdict()
         known = before.facts.file
         if before.file is not None and known is not None and before.file.number >= known.number:
             self._remove_below(before.file)
@@ -277,7 +277,7 @@ class Compactor:
             return False
         return Selection(self._log, (), {}, header.seeds).take_file(found, None)
 
-    def _turn(self, before: Judged, limit: int, report: Report | None, *, again: bool) -> Compacted | None:
+    def _turn(self, before: Verdict, limit: int, report: Report | None, *, again: bool) -> Compacted | None:
         """Makes the next file. None if a part of the log was cleaned uncompacted meanwhile, because compaction was off
         for a moment."""
         minimum, topics = self._control.min_physical_offset, self.topics
@@ -325,7 +325,7 @@ class Compactor:
             )
         return _result(after, chosen.table.looked_at, tuple(chosen.damaged))
 
-    def _begin(self, before: Judged, minimum: int, topics: tuple[str, ...], *, again: bool) -> int:
+    def _begin(self, before: Verdict, minimum: int, topics: tuple[str, ...], *, again: bool) -> int:
         """The offset from which a turn reads the log."""
         header = before.header
         if header is None or before.standing is not Standing.SOUND or before.lacks(topics):
@@ -334,7 +334,7 @@ class Compactor:
             return minimum  # the damage may be repaired
         return max(header.covered, minimum)
 
-    def _take_file(self, chosen: Selection, before: Judged, minimum: int) -> bool:
+    def _take_file(self, chosen: Selection, before: Verdict, minimum: int) -> bool:
         """Takes the records of the last file that count still. False if a part of it is damaged or missing."""
         if before.standing is Standing.LOST:
             known = before.facts.file
@@ -362,7 +362,7 @@ class Compactor:
         )
 
     @staticmethod
-    def _uncertain_below(chosen: Selection, before: Judged, begin: int, minimum: int) -> int:
+    def _uncertain_below(chosen: Selection, before: Verdict, begin: int, minimum: int) -> int:
         """The header's field. A turn that began at the log's minimum has itself read every record from there on. Damage
         of the file makes no value uncertain that is in the log."""
         if before.standing is Standing.LOST or (
@@ -375,7 +375,7 @@ class Compactor:
         return max(earlier, chosen.uncertain_in_log, min(chosen.uncertain_in_file, minimum))
 
     def _write(
-        self, chosen: Selection, before: Judged, number: int, topics: tuple[str, ...], uncertain_below: int
+        self, chosen: Selection, before: Verdict, number: int, topics: tuple[str, ...], uncertain_below: int
     ) -> None:
         """Steps 1 and 2."""
         table = chosen.table

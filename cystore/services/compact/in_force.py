@@ -41,7 +41,7 @@ class Standing(enum.Enum):
     LOST = "the file that the manifest names is missing, or another file has its name"
 
 
-class Judged(NamedTuple):
+class Verdict(NamedTuple):
     """The file in force (None: there is none), its standing, and the manifest's facts, which were read before it."""
 
     file: CompactedFile | None
@@ -102,11 +102,11 @@ class InForce:
         """Ends the mapping."""
         self._known = None
 
-    def judge(self) -> Judged:
+    def verdict(self) -> Verdict:
         """The file and its standing. The facts and the log's minimum are read first: a turn changes them last."""
         facts, minimum = self.facts(), self._control.min_physical_offset
         found = self.newest()
-        return Judged(found, self._standing(found, facts.file, minimum), facts)
+        return Verdict(found, self._standing(found, facts.file, minimum), facts)
 
     def _standing(self, found: CompactedFile | None, known: FileFacts | None, minimum: int) -> Standing:
         if found is None:
@@ -143,19 +143,19 @@ class InForce:
     def covered(self, topics: tuple[str, ...]) -> int:
         """The offset up to which cleaning may rely on the file. 0 without one, or unless it is sound and has all of
         the topics. A file that a killed turn did not enter in the manifest counts as the one before it."""
-        judged = self.judge()
-        if judged.standing is not Standing.SOUND or judged.header is None or judged.lacks(topics):
+        verdict = self.verdict()
+        if verdict.standing is not Standing.SOUND or verdict.header is None or verdict.lacks(topics):
             return 0
-        if judged.is_entered:
-            return judged.header.covered
-        known = judged.facts.file
-        return 0 if known is None else min(known.covered, judged.header.covered)
+        if verdict.is_entered:
+            return verdict.header.covered
+        known = verdict.facts.file
+        return 0 if known is None else min(known.covered, verdict.header.covered)
 
-    def uncertain_below(self, judged: Judged) -> int:
+    def uncertain_below(self, verdict: Verdict) -> int:
         """Values that stood in the log below this offset may be outdated."""
-        unknown = judged.standing is Standing.DAMAGED and judged.facts.file is None
-        lost_below = self._control.min_physical_offset if judged.standing is Standing.LOST or unknown else 0
-        return max(judged.uncertain_below, self._end_of_damage(), lost_below)
+        unknown = verdict.standing is Standing.DAMAGED and verdict.facts.file is None
+        lost_below = self._control.min_physical_offset if verdict.standing is Standing.LOST or unknown else 0
+        return max(verdict.uncertain_below, self._end_of_damage(), lost_below)
 
     def uncertain_in(self, facts: CompactionFacts, *, missing: bool) -> int:
         """The same by the facts alone, and by whether the file is missing; reads no file."""
@@ -182,7 +182,7 @@ class InForce:
             if not self._control.read_only:
                 self._enter_cut(known)
         except StoreError as error:
-            log.error("the compacted file cannot be judged: %s", error)
+            log.error("the compacted file cannot be examined: %s", error)
             return
         if missing is not None:
             log.error(

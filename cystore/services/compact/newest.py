@@ -16,7 +16,7 @@ from cystore.engine.files.compacted_file import SEED_BYTES, TRIES, CompactedFile
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreConfigError, StoreError
 from cystore.services.compact.compactor import Compactor
-from cystore.services.compact.in_force import Judged, Standing
+from cystore.services.compact.in_force import Standing, Verdict
 from cystore.services.compact.selection import Selection, matches
 
 log = logging.getLogger("cystore")
@@ -57,7 +57,7 @@ class Newest:
     def _check_certain(self, topic: str, key: str, found: Message | None) -> None:
         """Raises CorruptRecordError if a newer record of the key may have been damaged."""
         in_force = self._compactor.in_force
-        below = in_force.uncertain_below(in_force.judge())
+        below = in_force.uncertain_below(in_force.verdict())
         if (0 if found is None else found.physical_offset or 0) < below:
             raise CorruptRecordError(
                 f"the newest message of key {key!r} of topic {topic!r} is uncertain: records with unknown keys were "
@@ -132,16 +132,16 @@ class Newest:
         )
         seen = minimum, topics, in_force.version
         if stale and self._looked_at != seen:
-            judged = in_force.judge()
-            self._is_sound = judged.standing is Standing.SOUND
-            self._file = None if judged.standing in (Standing.GAP, Standing.LOST) else judged.file
-            self._check_there(judged)
+            verdict = in_force.verdict()
+            self._is_sound = verdict.standing is Standing.SOUND
+            self._file = None if verdict.standing in (Standing.GAP, Standing.LOST) else verdict.file
+            self._check_there(verdict)
             self._looked_at = seen
         return self._file
 
-    def _check_there(self, judged: Judged) -> None:
-        known = judged.facts.file
-        if judged.standing is Standing.LOST and known is not None and self._control.min_physical_offset > 0:
+    def _check_there(self, verdict: Verdict) -> None:
+        known = verdict.facts.file
+        if verdict.standing is Standing.LOST and known is not None and self._control.min_physical_offset > 0:
             raise CorruptRecordError(
                 "the compacted file is missing, and with it values that left the log: put it back from a copy, or let "
                 "`cystore compact PATH` begin anew",
@@ -188,14 +188,14 @@ class Newest:
         """The newest record of each key, from the file in force and the log from `begin` on."""
         chosen = Selection(self._log, (topic,), self._compactor.deleted(), os.urandom(SEED_BYTES))
         wrote = self._control.wrote
-        judged = self._compactor.in_force.judge()
-        self._check_there(judged)
-        file, header = judged.file, judged.header
-        sound = judged.standing is Standing.SOUND and not judged.lacks(self._compactor.topics)
-        if file is not None and judged.standing not in (Standing.GAP, Standing.LOST):
-            known = judged.facts.file
+        verdict = self._compactor.in_force.verdict()
+        self._check_there(verdict)
+        file, header = verdict.file, verdict.header
+        sound = verdict.standing is Standing.SOUND and not verdict.lacks(self._compactor.topics)
+        if file is not None and verdict.standing not in (Standing.GAP, Standing.LOST):
+            known = verdict.facts.file
             end = known.records_end if header is None and known is not None else 0
-            whole = chosen.take_file(file, begin if judged.standing is Standing.CUT else None, end=end)
+            whole = chosen.take_file(file, begin if verdict.standing is Standing.CUT else None, end=end)
             if whole and sound and header is not None:
                 begin = max(begin, header.covered)
         chosen.take_log(begin, wrote)

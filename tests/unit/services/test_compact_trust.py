@@ -100,12 +100,12 @@ def test_a_gap_between_the_look_and_the_turn(tmp_path, monkeypatch):
         settle = compactor._settle
 
         def before_a_clean():
-            judged = settle()
+            verdict = settle()
             monkeypatch.undo()
             store.configure(compacted_topics="")
             assert store.clean().segments
             store.configure(compacted_topics=TOPIC)
-            return judged
+            return verdict
 
         monkeypatch.setattr(compactor, "_settle", before_a_clean)
         store.compact()
