@@ -81,7 +81,6 @@ REACHED_BY = {
     "tail": "query",
     "tail_table": "query",
     "dispatch": "recovery",
-    "sequence": "recovery",
     "delay": "put",
     "log_walk": "scan",
     "index_chains": "mend",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import cystore
 from cystore import layout
+from cystore._native.record.message import RESERVED_PROPERTIES
 from cystore.errors import (
     MessageIllegalError,
     StoreFormatError,
@@ -380,9 +381,7 @@ words = st.text(
     st.lists(words, max_size=4),
     st.none() | words,
     st.dictionaries(
-        words.filter(
-            lambda w: w not in ("KEYS", "TAGS", "UNIQ_KEY", "DELAY", "REAL_TOPIC", "REAL_QID", "WAIT")
-        ),
+        words.filter(lambda word: word not in RESERVED_PROPERTIES),
         words,
         max_size=4,
     ),

@@ -78,7 +78,7 @@ def test_every_read_gives_what_a_mapping_gives(opened):
         assert store.offset_by_time("T", n % 2, message.store_timestamp_ms) <= n // 2
     with pytest.raises(cystore.StoreError):
         store.read(put[5].physical_offset + 1)
-    assert log_mappings() == before
+    assert log_mappings() <= before  # a service may have let one go
 
 
 def test_a_writer_reads_what_it_puts(tmp_path):
