@@ -18,6 +18,15 @@ from tests.support.small_stores import SETTINGS
 
 POOLED = {**SETTINGS, "transient_store_pool_enable": True, "transient_store_pool_size": 2}
 COMMIT = "parts = store._attached(); parts.committer.commit_to(parts.control.log_end)"
+# A query gives the newest messages of a key only, so each key is used once.
+ENDLESSLY = f"""
+import itertools
+first = seed
+for number in itertools.count():
+    seed = f"{{first}}-{{number}}"
+    work(rng.randrange(20))
+    {COMMIT}
+"""
 WORK = f"for n in range(400):\n    work(7)\n    if n % 3 == 0: {COMMIT}"
 # Place: how often it may be passed before.
 PLACES = {
@@ -101,7 +110,7 @@ def test_writers_and_committers_are_killed_while_the_rest_goes_on(path, tmp_path
                 seed += 1
                 start(process, path, log, seed, POOLED)
             for process in others:
-                process.send(f"while True:\n    work(rng.randrange(20))\n    {COMMIT}")
+                process.send(ENDLESSLY)
             until = store.stats()["put_count"] + rng.randrange(50, 1500)
             while store.stats()["put_count"] < until:
                 store.wait_log(store.wrote_position, 1)
