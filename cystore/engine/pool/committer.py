@@ -76,7 +76,7 @@ class Committer:
             buffer = self._buffers.of(base)
             if buffer is not None:
                 self._write(buffer, at - base, upto - base)
-            elif not self._buffers.is_plain(base):
+            elif control.wrote < upto and not self._buffers.is_plain(base):  # else a signal handler committed it
                 self._vanished(self._buffers.folder)
             failpoint("commit.copied")
             at = upto

@@ -120,6 +120,28 @@ def test_own_reads_see_what_they_have_to(path):
             store.rollback(half)
 
 
+def test_commit_inside_a_commit_of_the_same_thread(path, monkeypatch):
+    """Seen: a signal handler committed the next segment whole; the interrupted commit missed its buffer, and no put
+    was accepted any more."""
+    with open_small(path, **POOL) as store:
+        committer = store._attached().committer
+        write, handled = committer._write, []
+
+        def interrupted(*part: object) -> None:
+            write(*part)
+            if not handled:
+                handled.append(store.put("T", b"handler"))
+                commit(store)
+
+        monkeypatch.setattr(committer, "_write", interrupted)
+        for n in range(40):
+            store.put("T", bytes([n]) * 1000)
+        commit(store)
+        assert bodies(store) == [*(bytes([n]) * 1000 for n in range(40)), b"handler"]
+        assert store.put("T", b"goes on", flush="sync").queue_offset == 41
+    check_closed(path, {**SETTINGS, **POOL})
+
+
 def test_service_commits_and_wakes(path):
     with open_small(path, **POOL, services=("flush",), commit_interval_commit_log_ms=10) as store:
         store.put("T", b"b")
