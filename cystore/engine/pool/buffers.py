@@ -162,8 +162,7 @@ class BufferPool:
         return base in self._plain or f"{PLAIN}{file_name(base)}" in files.names(self.folder)
 
     def _map(self, base: int, name: str) -> MappedFile:
-        for other in [other for other in self._mapped if other + self._file_bytes <= self._control.wrote]:
-            self._mapped.pop(other, None)
+        self._forget_below(self._control.wrote)
         path = self.folder / name
         buffer = files.map_file(path, base, self._file_bytes)
         if self._locks:
@@ -173,6 +172,13 @@ class BufferPool:
                 self._locks = False
                 log.info("%s: the pool's buffers are not locked in memory: %s (ulimit -l)", path, error)
         return self._mapped.setdefault(base, buffer)
+
+    def _forget_below(self, committed: int) -> None:
+        """Ends this process's part in segments that end at or below a committed position."""
+        for base in [*self._mapped, *self._plain]:  # copies: another thread, or a handler, adds to them
+            if base + self._file_bytes <= committed:
+                self._mapped.pop(base, None)
+                self._plain.discard(base)
 
     def writing(self, base: int, segment: MappedFile) -> MappedFile | None:
         """Where appends to a segment go: to a buffer, or to the segment itself if it began when none was free. None if
@@ -224,8 +230,7 @@ class BufferPool:
                 files.rename_no_replace(self.folder / taken.name, self.folder / used)
                 failpoint("pool.used")
                 names.add(used)
-        for base in [base for base in self._mapped if base + self._file_bytes <= committed]:
-            self._mapped.pop(base, None)
+        self._forget_below(committed)
         for name in sorted(names):
             if name.startswith(USED):
                 with files.translated(self.folder / name):
@@ -234,7 +239,6 @@ class BufferPool:
                 files.rename_no_replace(self.folder / name, self.folder / f"{FREE}{name[len(USED) :]}")
             elif name.startswith(PLAIN) and int(name[len(PLAIN) :]) + self._file_bytes <= committed:
                 files.remove(self.folder / name, durable=False)
-        self._plain = {base for base in self._plain if base + self._file_bytes > committed}
 
     # ------------------------------------------------------------------------------------------- the end
 

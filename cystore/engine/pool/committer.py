@@ -76,7 +76,8 @@ class Committer:
             buffer = self._buffers.of(base)
             if buffer is not None:
                 self._write(buffer, at - base, upto - base)
-            elif control.wrote < upto and not self._buffers.is_plain(base):  # else a signal handler committed it
+            elif control.wrote < upto and not self._buffers.is_plain(base):
+                # Without the first condition: also when a signal handler has committed the segment meanwhile.
                 self._vanished(self._buffers.folder)
             failpoint("commit.copied")
             at = upto

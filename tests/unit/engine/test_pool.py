@@ -5,6 +5,7 @@ the test makes itself, and one process that is killed."""
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from pathlib import Path
 
@@ -140,6 +141,26 @@ def test_commit_inside_a_commit_of_the_same_thread(path, monkeypatch):
         assert bodies(store) == [*(bytes([n]) * 1000 for n in range(40)), b"handler"]
         assert store.put("T", b"goes on", flush="sync").queue_offset == 41
     check_closed(path, {**SETTINGS, **POOL})
+
+
+def test_buffer_that_another_thread_maps_meanwhile(path):
+    """Seen: RuntimeError from a put and from a commit, because the dictionary of mappings grew inside a loop."""
+    with open_small(path, **POOL) as store:
+        store.put("T", b"b")
+        pool = store._attached().buffers
+        ended = itertools.count(-LOG_BYTES, -LOG_BYTES)
+
+        class Meanwhile(int):
+            def __ge__(self, other: int) -> bool:
+                base = next(ended)
+                pool._mapped[base] = None
+                pool._plain.add(base)
+                return int(self) >= other
+
+        pool._plain.add(LOG_BYTES)
+        pool.give_back(Meanwhile(0))
+        pool.give_back(0)
+        assert [*pool._mapped] == [0] and pool._plain == {LOG_BYTES}
 
 
 def test_service_commits_and_wakes(path):
