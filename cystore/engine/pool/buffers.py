@@ -109,7 +109,9 @@ def _too_large(count: int, file_bytes: int) -> StoreConfigError:
 
 
 def remove_buffers(folder: Path) -> None:
-    """Removes the pool; its processes keep what they have mapped."""
+    """Removes the pool, if it is there; its processes keep what they have mapped."""
+    if not folder.exists():
+        return
     for name in sorted(files.names(folder)):
         files.remove(folder / name, durable=False)
     files.remove_directory(folder, durable=False)
