@@ -66,7 +66,7 @@ def recover_and_build(
     abort = root / ABORT_NAME
     made = not (root / MANIFEST).exists()
     given, config = config, effective_at(config, root)
-    replayed = replay_pool(root, look(root))
+    replayed = replay_pool(root, look(root), config, crashed=abort.exists())
     truncate_if_ordered(root, config.mapped_file_size_commit_log_bytes)
     state = recover(root, config, Mode.WRITE, abnormal=abort.exists() or replayed, progress=progress)
     failpoint("attach.recovered")

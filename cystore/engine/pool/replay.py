@@ -12,11 +12,12 @@ import os
 from pathlib import Path
 
 from cystore._native.system.failpoint import failpoint
+from cystore.config import StoreConfig
 from cystore.engine.files.segments import file_name
 from cystore.engine.manifest.manifest import Found
 from cystore.engine.pool.buffers import SHARED_MEMORY, Taken, folder_of, remove_buffers, taken_in
 from cystore.errors import StoreFormatError
-from cystore.system import files
+from cystore.system import files, ownership
 from cystore.system.ranges import file_ranges
 
 log = logging.getLogger("cystore")
@@ -26,17 +27,20 @@ PIECE_BYTES = 1 << 20
 ENABLE = "transient_store_pool_enable"
 
 
-def replay_pool(root: Path, found: Found) -> bool:
+def replay_pool(root: Path, found: Found, config: StoreConfig, *, crashed: bool) -> bool:
     """Copies the buffers that a crash left to their segments, durably, and removes them. True if there were any. For a
     process that is alone in the store; safe to repeat after a kill. Raises StoreFormatError if they do not fit the log,
-    StoreFullError."""
+    StorePermissionError if another user may have written them, StoreFullError."""
     facts = found.facts
-    folder = _left_behind(root, found)
+    folder = _left_behind(root, found, crashed)
     if folder is None:
         return False
+    if not config.allow_any_owner:  # every user may make a folder of that name
+        ownership.check_store(folder, ownership.group_id(config.group))
     minimum = 0 if facts is None else facts.log_begin
-    copied = 0
-    for taken in taken_in(files.names(folder)):
+    buffers, copied = taken_in(files.names(folder)), 0
+    _check_lengths(root, folder, buffers)
+    for taken in buffers:
         copied += _replay(root, folder, taken, minimum)
         failpoint("pool.replayed")
     remove_buffers(folder)
@@ -44,18 +48,53 @@ def replay_pool(root: Path, found: Found) -> bool:
     return True
 
 
-def _left_behind(root: Path, manifest: Found) -> Path | None:
+def _left_behind(root: Path, manifest: Found, crashed: bool) -> Path | None:
     facts = manifest.facts
     if facts is not None:
         if ENABLE not in facts.settings:
             return None
         folder = folder_of(root, facts.store_id)
-        return folder if folder.is_dir() else None
-    if not manifest.problem or not SHARED_MEMORY.is_dir():
+        if folder.is_dir():
+            return folder
+        if crashed and facts.settings[ENABLE]:
+            log.warning(
+                "%s: there are no buffers of the pool at %s: after a power cut, or in a copy of the store, the log "
+                "ends at the last commit",
+                root,
+                folder,
+            )
+        return None
+    if not (manifest.problem or crashed) or not SHARED_MEMORY.is_dir():
         return None  # a new store
-    prefix = folder_of(root, "").name  # the manifest is damaged, and with it the id
+    prefix = folder_of(root, "").name  # the manifest is damaged or gone, and with it the id
     found = sorted(name for name in files.names(SHARED_MEMORY) if name.startswith(prefix) and name != prefix)
-    return SHARED_MEMORY / found[0] if len(found) == 1 else None
+    if len(found) > 1:
+        raise StoreFormatError(
+            f"the manifest cannot be read, and any of {', '.join(found)} in {SHARED_MEMORY} may be the buffers of this "
+            "store's pool, which a crash left; move those of older stores away",
+            path=root,
+        )
+    return SHARED_MEMORY / found[0] if found else None
+
+
+def _check_lengths(root: Path, folder: Path, buffers: list[Taken]) -> None:
+    """Raises StoreFormatError, before anything is changed, for a buffer that is not as long as the segments."""
+    segments = root / DIRECTORY
+    names = files.names(segments) if segments.is_dir() else set()
+    lengths = {taken.name: _length(folder / taken.name) for taken in buffers}
+    whole = [_length(segments / name) for name in names if name.isdecimal()] or [*lengths.values()]
+    for name, length in lengths.items():
+        if length != max(whole):
+            raise StoreFormatError(
+                f"a crash left this buffer of the pool with {length} bytes; a segment has {max(whole)}. Move its "
+                "folder away to open the store without the buffers",
+                path=folder / name,
+            )
+
+
+def _length(path: Path) -> int:
+    with files.opened(path) as fd:
+        return file_ranges.length_of(fd, path)
 
 
 def _replay(root: Path, folder: Path, taken: Taken, minimum: int) -> int:
@@ -87,7 +126,7 @@ def _replay(root: Path, folder: Path, taken: Taken, minimum: int) -> int:
                         offset=taken.base + at,
                     )
                 file_ranges.write_open(segment, at, there, target)
-                copied += count - here.count(0)
+                copied += here.count(0) - there.count(0)
             files.sync(segment, target)
     return copied
 

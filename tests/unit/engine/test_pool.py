@@ -211,10 +211,72 @@ def test_buffers_that_do_not_fit_the_log_are_refused(path):
         assert bodies(store) == [b"acknowledged"]
 
 
-def test_power_cut_takes_what_was_not_committed(path):
+def taken_of(path: Path) -> list[Path]:
+    folder = folder_of(path)
+    return [folder / taken.name for taken in buffers.taken_in({p.name for p in folder.iterdir()})]
+
+
+def test_number_of_bytes_that_came_from_buffers(path, caplog):
+    kill_after(path, "store.put('T', b'a' * 1000)", POOL)
+    nonzero = sum(map(bool, taken_of(path)[0].read_bytes()))
+    with caplog.at_level("WARNING"), open_small(path) as store:
+        assert bodies(store) == [b"a" * 1000]
+    assert f"{nonzero} bytes came from the buffers" in caplog.text
+
+
+@pytest.mark.parametrize("length", [100, LOG_BYTES * 2])
+def test_buffer_of_another_length_is_refused(path, length):
+    """Seen: a short buffer lost records without an error, and a long one left a segment that no open accepts."""
+    kill_after(path, "for n in range(20): store.put('T', bytes([n]) * 1000)", POOL)
+    last = taken_of(path)[-1]
+    before = last.read_bytes()
+    os.truncate(last, length)
+    with pytest.raises(StoreFormatError, match=f"with {length} bytes; a segment has {LOG_BYTES}"):
+        open_small(path)
+    last.write_bytes(before)
+    with open_small(path) as store:
+        assert len(bodies(store)) == 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_buffers_of_another_user_are_refused(path):
+    """Every user may make a folder of that name in /dev/shm, and so put records into the log."""
+    kill_after(path, "store.put('T', b'b')", POOL)
+    os.chown(folder_of(path), 65533, -1)
+    with pytest.raises(cystore.StorePermissionError, match="user 65533"):
+        open_small(path)
+    with open_small(path, allow_any_owner=True) as store:
+        assert bodies(store) == [b"b"]
+
+
+def test_buffers_are_found_without_the_manifest(path):
+    kill_after(path, "store.put('T', b'b')", POOL)
+    folder = folder_of(path)
+    (path / "manifest").unlink()
+    older = folder.with_name(folder.name[:-1] + "-")
+    older.mkdir()
+    with pytest.raises(StoreFormatError, match=f"any of .*{older.name}"):
+        open_small(path)
+    older.rmdir()
+    with open_small(path) as store:
+        assert bodies(store) == [b"b"]
+    assert not folder.exists()
+
+
+def test_close_after_somebody_removed_the_pool(path):
+    with open_small(path, **POOL) as store:
+        store.put("T", b"b")
+        buffers.remove_buffers(folder_of(path))
+    with open_small(path) as store:
+        assert bodies(store) == [b"b"]
+    check_closed(path, {**SETTINGS, **POOL})
+
+
+def test_power_cut_takes_what_was_not_committed(path, caplog):
     kill_after(path, "store.put('T', b'a', flush='sync'); store.put('T', b'b')", POOL)
     buffers.remove_buffers(folder_of(path))
-    with open_small(path) as store:
+    with caplog.at_level("WARNING"), open_small(path) as store:
+        assert "there are no buffers" in caplog.text
         assert bodies(store) == [b"a"] and store.put("T", b"c").queue_offset == 1
     check_closed(path, {**SETTINGS, **POOL})
 
