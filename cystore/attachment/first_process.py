@@ -23,7 +23,7 @@ from cystore.engine.log.allocate import CONTROL_NAME, HEADROOM_NAME
 from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.engine.manifest.manifest_file import FILE_NAME as MANIFEST
 from cystore.engine.manifest.store_settings import effective_at, enter_settings
-from cystore.engine.pool.buffers import make_buffers
+from cystore.engine.pool.buffers import check_memory, make_buffers
 from cystore.engine.pool.replay import replay_pool
 from cystore.errors import (
     StoreError,
@@ -80,6 +80,10 @@ def recover_and_build(
     manifest.set_damaged_ranges(state.damaged_ranges)
     if config.transient_store_pool_enable:
         check_pooled(manifest, given)
+        check_memory(  # before the setting becomes one of the store
+            config.transient_store_pool_size,
+            state.commit_log_file_bytes or config.mapped_file_size_commit_log_bytes,
+        )
     enter_settings(
         manifest,
         config,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import cystore
 from cystore.config import StoreConfig
-from cystore.engine.manifest.manifest import read_facts
-from cystore.engine.manifest.store_settings import RETENTION, SHAPE, sources
+from cystore.engine.manifest.manifest import Manifest, read_facts
+from cystore.engine.manifest.store_settings import POOL_ENABLE, RETENTION, SHAPE, configure, sources
 from cystore.errors import StoreConfigError
 from cystore.operate import facts
 from cystore.operate.command import OK, Command, add_json, store_config
 from cystore.operate.output import write_line, write_note
+from cystore.system import ownership
+from cystore.system.store_lock import StoreLocks
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +46,8 @@ def _run(args: argparse.Namespace) -> int:
     args.settings = [text for text in args.settings if StoreConfig.parse_setting(text)[0] not in changes]
     facts.state(args.path)
     config = store_config(args)
+    if not changes.get(POOL_ENABLE, True):
+        _end_pool(args.path, config)
     if changes or args.resume_cleaning or args.end_archive:
         with cystore.open(args.path, config=store_config(args, services=())) as store:
             store.configure(**changes)
@@ -56,6 +61,23 @@ def _run(args: argparse.Namespace) -> int:
         else:
             write_line(f"{name} = {value}  ({source})")
     return OK
+
+
+def _end_pool(root: Path, config: StoreConfig) -> None:
+    """Ends the pool of a store that no process has open, before the store is opened: there may be no memory for it. A
+    crash's buffers are found without the setting."""
+    found = read_facts(root)[0]
+    if found is None or not found.settings.get(POOL_ENABLE):
+        return
+    if not config.allow_any_owner:
+        ownership.check(root, ownership.group_id(config.group))
+    locks = StoreLocks(root, read_only=False)
+    try:
+        with locks.gate():
+            if locks.try_alone():
+                configure(Manifest.load(root, None, lambda: found), {POOL_ENABLE: False})
+    finally:
+        locks.close()
 
 
 COMMAND = Command(

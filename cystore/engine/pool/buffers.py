@@ -79,7 +79,7 @@ def make_buffers(root: Path, store_id: str, file_bytes: int, config: StoreConfig
     """Makes the pool of a store, for a process that is alone in it. Each buffer has its memory from then on. Raises
     StoreConfigError if there is not so much."""
     folder, count = folder_of(root, store_id), config.transient_store_pool_size
-    _check_memory(count, file_bytes)
+    check_memory(count, file_bytes)
     files.make_root(folder, ownership.group_id(config.group))
     for name in files.names(folder):
         files.remove(folder / name, durable=False)
@@ -96,7 +96,8 @@ def make_buffers(root: Path, store_id: str, file_bytes: int, config: StoreConfig
         raise
 
 
-def _check_memory(count: int, file_bytes: int) -> None:
+def check_memory(count: int, file_bytes: int) -> None:
+    """Raises StoreConfigError if there is no memory for a pool."""
     if count * file_bytes > min(files.free_space(SHARED_MEMORY)[0], available_memory()):
         raise _too_large(count, file_bytes)
 
