@@ -51,12 +51,10 @@ def replay_pool(root: Path, found: Found, config: StoreConfig, *, crashed: bool)
 def _left_behind(root: Path, manifest: Found, crashed: bool) -> Path | None:
     facts = manifest.facts
     if facts is not None:
-        if ENABLE not in facts.settings:
-            return None
         folder = folder_of(root, facts.store_id)
         if folder.is_dir():
             return folder
-        if crashed and facts.settings[ENABLE]:
+        if crashed and facts.settings.get(ENABLE):
             log.warning(
                 "%s: there are no buffers of the pool at %s: after a power cut, or in a copy of the store, the log "
                 "ends at the last commit",

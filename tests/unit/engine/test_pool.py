@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cystore
+from cystore.cli import main
 from cystore.engine.manifest.manifest import look
 from cystore.engine.pool import buffers
 from cystore.errors import PoolDeficientError, StoreConfigError, StoreFormatError
@@ -386,6 +387,34 @@ def test_pool_begins_when_nobody_has_the_store_open(path):
         store.configure(transient_store_pool_enable=False)
     with open_small(path) as store:
         assert store.stats()["pool_buffers"] == 0 and bodies(store) == [b"b"]
+
+
+def test_pool_that_does_not_fit_keeps_no_store_closed(path, monkeypatch):
+    """Seen: neither an open nor `cystore config` got past a pool that there was no memory for."""
+    monkeypatch.setattr(buffers, "available_memory", lambda: 2 * LOG_BYTES)
+    with open_small(path) as store:
+        store.put("T", b"a")
+    with pytest.raises(StoreConfigError, match="3 buffers"):
+        open_small(path, **POOL)
+    with open_small(path) as store:
+        assert store.stats()["pool_buffers"] == 0
+    monkeypatch.undo()
+    kill_after(path, "store.put('T', b'b')", POOL)
+    monkeypatch.setattr(buffers, "available_memory", lambda: 2 * LOG_BYTES)
+    with pytest.raises(StoreConfigError, match="3 buffers"):
+        open_small(path)
+    assert main(["config", str(path), "--set", "transient_store_pool_enable=false"]) == 0
+    with open_small(path) as store:
+        assert bodies(store) == [b"a", b"b"] and store.stats()["pool_buffers"] == 0
+
+
+@pytest.mark.parametrize("value", [False, None])
+def test_pool_that_is_switched_off_before_a_crash(path, value):
+    """Seen with None: the next open did not look for the buffers."""
+    kill_after(path, f"store.configure(transient_store_pool_enable={value}); store.put('T', b'b')", POOL)
+    with open_small(path) as store:
+        assert bodies(store) == [b"b"] and store.stats()["pool_buffers"] == 0
+    check_closed(path, SETTINGS)
 
 
 def test_another_shared_memory_is_named(path, monkeypatch, tmp_path):
