@@ -194,12 +194,12 @@ class BufferPool:
     def _take(self, base: int, segment: MappedFile) -> MappedFile | None:
         control = self._control
         with control.held("housekeeping"):
-            begin = max(control.log_end, base)
-            if begin >= base + self._file_bytes:
-                return None
             found = self.of(base)
             if found is not None:
                 return found
+            begin = max(control.log_end, base)  # behind `of`: a buffer that was given back is not taken again
+            if begin >= base + self._file_bytes:
+                return None
             names, plain = files.names(self.folder), f"{PLAIN}{file_name(base)}"
             free = sorted(name for name in names if name.startswith(FREE))
             if plain not in names:

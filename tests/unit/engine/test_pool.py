@@ -297,6 +297,44 @@ def test_processes_share_one_pool(path):
     check_closed(path, {**SETTINGS, **POOL})
 
 
+def test_segment_that_others_fill_and_commit_meanwhile(path, monkeypatch):
+    """Seen: a process took a second buffer for the segment, and every later commit failed with FileExistsError."""
+    with open_small(path, **POOL) as store, Process() as other:
+        other.do("import cystore; store = cystore.open(path, **settings)", path=str(path), settings=SETTINGS)
+        pool, steps = store._attached().buffers, iter((BEGIN_SEGMENT, END_SEGMENT))
+        of = pool.of
+
+        def meanwhile(base: int) -> object:
+            step = next(steps, None)
+            if step == END_SEGMENT:
+                other.do(step)
+            found = of(base)
+            if step == BEGIN_SEGMENT:
+                other.do(step)
+            return found
+
+        monkeypatch.setattr(pool, "of", meanwhile)
+        assert store.put("T", b"mine").physical_offset == LOG_BYTES
+        assert [taken.name[:20] for taken in taken_of(path)] == [f"{LOG_BYTES:020d}"]
+        commit(store)
+        assert bodies(store) == [b"other", b"mine"]
+        other.do("store.close()")
+    check_closed(path, {**SETTINGS, **POOL})
+
+
+BEGIN_SEGMENT = f"""
+store.put("T", b"other")
+parts = store._attached()
+parts.allocator.make_room({LOG_BYTES} + 8)
+"""
+END_SEGMENT = """
+from cystore._native.append.append import end_segment
+with parts.control.held("append"):
+    assert end_segment(parts.control, parts.buffers.of(0))
+parts.committer.commit_to(parts.control.log_end)
+"""
+
+
 def test_buffer_that_somebody_removed(path):
     """Seen: the commit of another process took the segment for one without a buffer, and published zeros."""
     store = open_small(path, **POOL)
