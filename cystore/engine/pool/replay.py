@@ -55,8 +55,8 @@ def _left_behind(root: Path, manifest: Found, crashed: bool) -> Path | None:
         if folder.is_dir():
             return folder
         if crashed and facts.settings.get(ENABLE):
-            log.warning(
-                "%s: there are no buffers of the pool at %s: after a power cut, or in a copy of the store, the log "
+            log.info(
+                "%s: a crash left no buffers of the pool at %s; after a power cut, or in a copy of the store, the log "
                 "ends at the last commit",
                 root,
                 folder,
