@@ -25,7 +25,14 @@ from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
 from cystore.engine.files.segments import NAME_DIGITS, file_name
-from cystore.errors import PoolDeficientError, StoreConfigError, StoreError, StoreFormatError, StoreFullError
+from cystore.errors import (
+    PoolDeficientError,
+    StoreConfigError,
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StorePermissionError,
+)
 from cystore.system import files, folders, ownership
 from cystore.system.os_errors import sorted_error
 from cystore.system.platform import available_memory
@@ -115,7 +122,10 @@ def remove_buffers(folder: Path) -> None:
         return
     for name in sorted(files.names(folder)):
         files.remove(folder / name, durable=False)
-    files.remove_directory(folder, durable=False)
+    with contextlib.suppress(
+        StorePermissionError
+    ):  # /dev/shm is sticky: a member of the group leaves it, empty
+        files.remove_directory(folder, durable=False)
 
 
 class BufferPool:

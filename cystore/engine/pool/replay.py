@@ -37,6 +37,8 @@ def replay_pool(root: Path, found: Found, config: StoreConfig, *, crashed: bool)
         return False
     if not config.allow_any_owner:  # every user may make a folder of that name
         ownership.check_store(folder, ownership.group_id(config.group))
+    if not files.names(folder):
+        return False  # its owner, another member of the store's group, has to remove it
     minimum = 0 if facts is None else facts.log_begin
     buffers, copied = taken_in(files.names(folder)), 0
     _check_lengths(root, folder, buffers)

@@ -264,6 +264,25 @@ def test_buffers_are_found_without_the_manifest(path):
     assert not folder.exists()
 
 
+def test_folder_that_only_its_owner_may_remove(path, monkeypatch, caplog):
+    """Seen: a member of the store's group could neither close a store last whose pool another member had made, nor open
+    it after that member's crash."""
+    kill_after(path, "store.put('T', b'a')", POOL)
+    folder = folder_of(path)
+    monkeypatch.setattr(buffers.files, "remove_directory", not_allowed)
+    with open_small(path) as store:
+        store.put("T", b"b")
+    assert list(folder.iterdir()) == [] and not (path / "abort").exists()
+    caplog.clear()
+    with open_small(path) as store:
+        assert bodies(store) == [b"a", b"b"] and "crash" not in caplog.text
+    check_closed(path, {**SETTINGS, **POOL})
+
+
+def not_allowed(*_: object, **__: object) -> None:
+    raise cystore.StorePermissionError("access refused")
+
+
 def test_close_after_somebody_removed_the_pool(path):
     with open_small(path, **POOL) as store:
         store.put("T", b"b")
