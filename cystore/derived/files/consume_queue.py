@@ -348,10 +348,11 @@ class ConsumeQueue:
                 path=self.files.directory,
             )
         if position < 0:
-            newest_first = (
-                self.entry(offset) for offset in range(self.max_offset - 1, self.min_offset - 1, -1)
+            numbers = range(self.max_offset - 1, self.min_offset - 1, -1)
+            newest_first = ((number, self.entry(number)) for number in numbers)
+            position = self.ext.next_position(
+                (number, entry.tags_code) for number, entry in newest_first if entry is not None
             )
-            position = self.ext.next_position(entry.tags_code for entry in newest_first if entry is not None)
         file, allocated = self.ext.prepare(position)
         return file, position, allocated
 

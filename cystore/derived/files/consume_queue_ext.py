@@ -99,19 +99,25 @@ class ConsumeQueueExt:
         file.write(position - file.base, bytes(data[: unit.size_bytes]))
         return file
 
-    def next_position(self, tags_codes_backwards: Iterable[int]) -> int:
-        """The place of the next unit: behind that of the newest entry with a unit. The tags codes come newest first.
-        Behind a damaged unit of unknown length it is a new file."""
-        if not self.files.bases():
-            return 0
-        for code in tags_codes_backwards:
+    def next_position(self, newest_first: Iterable[tuple[int, int]]) -> int:
+        """The place of the next unit: behind that of the newest entry with a unit. The entries come newest first, each
+        as its queue offset and tags code. Behind a unit of unknown length it is a new file: no later unit may take the
+        address of one that was damaged or removed, because an entry still leads there."""
+        bases = self.files.bases()
+        for queue_offset, code in newest_first:
             try:
                 unit = self.get(code)
             except CorruptRecordError:
-                return self.files.base_of(queue_ext.position_of(code)) + self.files.file_bytes
+                unit = None
             if unit is not None:
                 return queue_ext.position_of(code) + unit.size_bytes
-        return self.files.bases()[0]
+            # An entry takes at most one file; a later address is damage.
+            if queue_ext.is_address(code) and self._file_number(code) <= queue_offset:
+                return self.files.base_of(queue_ext.position_of(code)) + self.files.file_bytes
+        return bases[0] if bases else 0
+
+    def _file_number(self, address: int) -> int:
+        return queue_ext.position_of(address) // self.files.file_bytes
 
     def prepare(self, position: int) -> tuple[MappedFile, int]:
         """The file that holds `position`, made if need be, and the position up to which space is reserved there.

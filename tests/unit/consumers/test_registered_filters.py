@@ -386,6 +386,25 @@ def test_units_that_are_gone_cost_their_advantage_only(store):
         assert offsets(fresh) == expected(20)
 
 
+@pytest.mark.parametrize("when", ["open", "closed"])
+def test_no_later_unit_takes_the_address_of_one_that_is_gone(tmp_path, when):
+    """Seen: the first units after the loss began at the files' start again. The entries of earlier messages led to
+    units of later ones, which hid them."""
+    path = tmp_path / "store"
+    with cystore.open(path, **EXTENDED) as store:
+        store.filters.add("g", "T", MATCH)
+        put(store, range(7, 10))
+        store.dispatch()
+    if when == "closed":
+        shutil.rmtree(path / "consumequeue_ext")
+    with cystore.open(path, **EXTENDED) as store:
+        if when == "open":
+            shutil.rmtree(path / "consumequeue_ext")
+        put(store, range(3))
+        store.dispatch()
+        assert offsets(store) == [0, 1, 2]
+
+
 # --------------------------------------------------------------------------------------------------- refused
 
 

@@ -276,8 +276,10 @@ def test_units_of_an_extended_queue(tmp_path):
     file.write(0, data)
     address = queue_ext.address_of(0)
     assert units.get(address) == (26, 77, 1234, b"bitmap")
-    assert units.next_position([5, -(2**31), address, 9]) == 26
-    assert units.next_position([5]) == 0
+    assert units.next_position([(3, 5), (2, -(2**31)), (1, address), (0, 9)]) == 26
+    assert units.next_position([(0, 5)]) == 0
+    gone, impossible = queue_ext.address_of(256), queue_ext.address_of(1 << 60)
+    assert units.next_position([(9, impossible), (1, gone), (0, address)]) == 512
     with pytest.raises(CorruptRecordError, match="not a valid extended unit: end") as caught:
         units.get(queue_ext.address_of(26))
     assert caught.value.offset == 26
