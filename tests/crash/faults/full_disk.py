@@ -133,7 +133,9 @@ def fill_and_drain(case: Case, nursery: Nursery, disk: Disk, run: Run) -> None:
         with cystore.open(seen / "store", **SETTINGS_HERE | {"services": "none"}) as opened_here:
             run.tally(acknowledged=check(opened_here, acknowledged), read_meanwhile=read)
         check_closed(seen / "store", SETTINGS_HERE | {"services": "none"})
-        copy = case.folder / "copy"  # the aftermath makes one more queue, for which this disk may have no room
+        copy = (
+            case.folder / "copy"
+        )  # the aftermath makes one more queue, for which this disk may have no room
         shutil.copytree(seen / "store", copy)
         after_check(copy, {**SETTINGS_HERE, "services": "none"}, acknowledged)
         shutil.rmtree(seen / "store")
