@@ -14,6 +14,7 @@ from celery import Celery, states
 from celery.bin.celery import celery
 from click.testing import CliRunner, Result
 
+import cystore
 from cystore.celery.base import events
 from cystore.celery.stores import close_shared
 from cystore.clock import now_ms
@@ -49,6 +50,15 @@ def test_a_state_that_no_task_can_have(backend, run, name):
     said = run(name, "--state", "foo", code=2).output
     assert "--state foo" in said
     assert all(state in said for state in (*events.KINDS, *states.ALL_STATES))
+
+
+def test_a_store_whose_files_another_program_made(url, run, request):
+    """Seen: the commands refused the lengths of its files, which the app's processes keep."""
+    lengths = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 20_000}
+    cystore.open(url.removeprefix("cystore://"), services="none", **lengths).close()
+    write(request.getfixturevalue("backend").store, runs(3))
+    assert run("history").output
+    assert run("status").output
 
 
 def test_states_of_the_apps_own_and_small_letters(backend, run, states_of):

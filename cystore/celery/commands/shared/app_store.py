@@ -14,7 +14,7 @@ import cystore
 from cystore import MessageStore, StoreConfig, StoreConfigError, StoreError, StoreFormatError
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.lifecycle.task_lives import Life, life_of
-from cystore.celery.stores import DEFAULTS, EXAMPLE, LIGHT_QUEUES, Location
+from cystore.celery.stores import EXAMPLE, Location
 from cystore.operate.command import FAILED, FOUND_WRONG, for_reading
 from cystore.operate.exits import hint
 from cystore.operate.output import one_line, write_note
@@ -68,10 +68,8 @@ def _hint(error: StoreError) -> str:
 
 
 def settings_of(location: Location) -> StoreConfig:
-    """The store's settings, for reading."""
-    # A store that is older than this default has its own value.
-    defaults = {name: value for name, value in DEFAULTS.items() if name not in LIGHT_QUEUES}
-    return for_reading(StoreConfig.from_mapping({**defaults, **location.settings}))
+    """The app's settings, for reading. Those that it suggests for a new store do not count: the store has its own."""
+    return for_reading(StoreConfig.from_mapping(location.settings))
 
 
 @contextmanager
