@@ -3,7 +3,6 @@ real Redis and store, the tasks run in this process."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Iterator
@@ -198,7 +197,7 @@ def test_a_tick_that_lost_its_lease_stops_at_the_next_step(
 
 def test_a_tick_is_bounded(app, store):
     fill(store, 3 * STEP_BYTES)
-    short = dataclasses.replace(REPUT, bound_s=0.0)
+    short = REPUT._replace(bound_s=0.0)
     done = duty_runs.run(app, short)
     assert STEP_BYTES <= done < 2 * STEP_BYTES
     assert behind(store) > 0

@@ -170,14 +170,14 @@ def test_without_any_redis_a_worker_does_the_duties_and_dispatches_at_once(folde
 # ------------------------------------------------------------------------------- the holder is killed, or stopped
 
 HOLDER = """
-import dataclasses, os
+import os
 from celery import Celery
 from cystore import clock
 from cystore.celery.duties import duty_runs
 clock.now_ms = clock.expiry_ms = (lambda now: lambda *of: now(*of) + later_ms)(clock.now_ms)
 app = Celery("holder", broker=broker, backend=backend, set_as_current=False)
 app.conf.update(result_backend_thread_safe=True, result_expires=1, cystore_chord_claim_s=0.01)
-duty = dataclasses.replace(duty_runs.ALL[name], lease_s=lease_s, bound_s=3600.0)
+duty = duty_runs.ALL[name]._replace(lease_s=lease_s, bound_s=3600.0)
 store = app.backend.store
 """
 LEASE_S = 3600.0  # it ends when the test says so

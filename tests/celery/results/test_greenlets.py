@@ -125,7 +125,6 @@ def test_another_greenlet_runs_during_a_put(url, library, lock):
 
 
 def a_step_of_a_duty_and_who_ends_it(url: str, library: str) -> list:
-    import dataclasses
 
     from tests.support.isolated.green import patched
 
@@ -152,7 +151,7 @@ def a_step_of_a_duty_and_who_ends_it(url: str, library: str) -> list:
         order.append("others ran")
         release.set()
 
-    duty = dataclasses.replace(duty_runs.FLUSH, step=slow)
+    duty = duty_runs.FLUSH._replace(step=slow)
     greenlets = [green.spawn(duty_runs.run, app, duty), green.spawn(others)]
     for greenlet in greenlets:
         greenlet.get() if library == "gevent" else greenlet.wait()

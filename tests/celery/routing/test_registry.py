@@ -3,7 +3,6 @@ this process."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 
@@ -61,7 +60,7 @@ def other(tmp_path) -> Iterator[MessageStore]:
 def hourly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every duty has a period of an hour, so none is due twice in a test."""
     for name, duty in ALL.items():
-        monkeypatch.setitem(ALL, name, dataclasses.replace(duty, period_s=HOUR_MS / 1000))
+        monkeypatch.setitem(ALL, name, duty._replace(period_s=HOUR_MS / 1000))
 
 
 def beat(client: redis_py.Redis, store: MessageStore, worker: str = "w1@here", **more) -> str:
