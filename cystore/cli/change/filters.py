@@ -71,10 +71,8 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_expression(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("group", metavar="GROUP", type=group_name)
-    parser.add_argument("topic", metavar="TOPIC")
+    _add_names(parser)
     parser.add_argument("expression", metavar="EXPRESSION", help="a SQL92 expression over properties")
-    add_json(parser, "one JSON object")
 
 
 COMMAND = Command(
