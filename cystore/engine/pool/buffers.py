@@ -5,10 +5,10 @@ A buffer is as long as a segment. Its name is its state, so each change is one r
     free-N                  zeros, for the next segment
     BASE.BEGIN              has the records of the segment at BASE from log position BEGIN on
     used-N                  its records are in the segment; its bytes become zero before it is free
-    plain.BASE              no buffer: the segment at BASE began when none was free, and appends go to the segment
+    unbuffered.BASE         no buffer: the segment at BASE began when none was free, and appends go to the segment
 
-A buffer is taken for a segment, or a segment becomes a plain one, under the housekeeping lock and before the first
-append to the segment. Only a commit gives a buffer back.
+A buffer is taken for a segment, or a segment becomes an unbuffered one, under the housekeeping lock and before the
+first append to the segment. Only a commit gives a buffer back.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cystore.system.threads.reentry import undisturbed
 log = logging.getLogger("cystore")
 
 SHARED_MEMORY = Path("/dev/shm")
-FREE, USED, PLAIN = "free-", "used-", "plain."
+FREE, USED, UNBUFFERED = "free-", "used-", "unbuffered."
 _TAKEN = re.compile(rf"(\d{{{NAME_DIGITS}}})\.(\d{{{NAME_DIGITS}}})")
 ID_DIGITS = 16
 
@@ -122,9 +122,8 @@ def remove_buffers(folder: Path) -> None:
         return
     for name in sorted(files.names(folder)):
         files.remove(folder / name, durable=False)
-    with contextlib.suppress(
-        StorePermissionError
-    ):  # /dev/shm is sticky: a member of the group leaves it, empty
+    # /dev/shm is sticky: only the user who made the folder can remove it. For others it stays, empty.
+    with contextlib.suppress(StorePermissionError):
         files.remove_directory(folder, durable=False)
 
 
@@ -146,7 +145,7 @@ class BufferPool:
         self._control, self._file_bytes = control, control.commit_log_file_bytes
         self._fails_fast = config.fast_fail_if_no_buffer_in_store_pool
         self._mapped: dict[int, MappedFile] = {}
-        self._plain: set[int] = set()
+        self._unbuffered: set[int] = set()
         self._locks = True
 
     def at_hand(self, base: int) -> MappedFile | None:
@@ -154,11 +153,11 @@ class BufferPool:
         return self._mapped.get(base)
 
     def of(self, base: int) -> MappedFile | None:
-        """The buffer that has records of the segment at `base`, mapped; None for a plain segment."""
+        """The buffer that has records of the segment at `base`, mapped; None for an unbuffered segment."""
         if base + self._file_bytes <= self._control.wrote:
             return None  # it was given back
         found = self._mapped.get(base)
-        if found is not None or base in self._plain:
+        if found is not None or base in self._unbuffered:
             return found
         for taken in taken_in(files.names(self.folder)):
             if taken.base == base:
@@ -170,9 +169,9 @@ class BufferPool:
                     raise sorted_error(error, self.folder / taken.name) from error
         return None
 
-    def is_plain(self, base: int) -> bool:
+    def is_unbuffered(self, base: int) -> bool:
         """Whether the segment at `base` has no buffer, because none was free when it began."""
-        return base in self._plain or f"{PLAIN}{file_name(base)}" in files.names(self.folder)
+        return base in self._unbuffered or f"{UNBUFFERED}{file_name(base)}" in files.names(self.folder)
 
     def _map(self, base: int, name: str) -> MappedFile:
         self._forget_below(self._control.wrote)
@@ -188,10 +187,10 @@ class BufferPool:
 
     def _forget_below(self, committed: int) -> None:
         """Ends this process's part in segments that end at or below a committed position."""
-        for base in [*self._mapped, *self._plain]:  # copies: another thread, or a handler, adds to them
+        for base in [*self._mapped, *self._unbuffered]:  # copies: another thread, or a handler, adds to them
             if base + self._file_bytes <= committed:
                 self._mapped.pop(base, None)
-                self._plain.discard(base)
+                self._unbuffered.discard(base)
 
     def writing(self, base: int, segment: MappedFile) -> MappedFile | None:
         """Where appends to a segment go: to a buffer, or to the segment itself if it began when none was free. None if
@@ -207,12 +206,13 @@ class BufferPool:
             found = self.of(base)
             if found is not None:
                 return found
-            begin = max(control.log_end, base)  # behind `of`: a buffer that was given back is not taken again
+            # Read after `of`: a commit may have given the segment's buffer back before, and it is not taken again.
+            begin = max(control.log_end, base)
             if begin >= base + self._file_bytes:
                 return None
-            names, plain = files.names(self.folder), f"{PLAIN}{file_name(base)}"
+            names, marker = files.names(self.folder), f"{UNBUFFERED}{file_name(base)}"
             free = sorted(name for name in names if name.startswith(FREE))
-            if plain not in names:
+            if marker not in names:
                 if free:
                     name = f"{file_name(base)}.{file_name(begin)}"
                     files.rename_no_replace(self.folder / free[0], self.folder / name)
@@ -226,9 +226,9 @@ class BufferPool:
                         path=segment.path,
                         offset=begin,
                     )
-                files.reserve(self.folder / plain, 0)
+                files.reserve(self.folder / marker, 0)
                 log.warning("%s: no buffer of the pool is free; appends go to the segment", segment.path)
-            self._plain.add(base)
+            self._unbuffered.add(base)
             return segment
 
     # ------------------------------------------------------------------------------- under the commit lock
@@ -250,7 +250,7 @@ class BufferPool:
                     files.map_file(self.folder / name, 0, self._file_bytes).zero(0, self._file_bytes)
                 failpoint("pool.zeroed")
                 files.rename_no_replace(self.folder / name, self.folder / f"{FREE}{name[len(USED) :]}")
-            elif name.startswith(PLAIN) and int(name[len(PLAIN) :]) + self._file_bytes <= committed:
+            elif name.startswith(UNBUFFERED) and int(name[len(UNBUFFERED) :]) + self._file_bytes <= committed:
                 files.remove(self.folder / name, durable=False)
 
     # ------------------------------------------------------------------------------------------- the end

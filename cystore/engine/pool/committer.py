@@ -76,8 +76,8 @@ class Committer:
             buffer = self._buffers.of(base)
             if buffer is not None:
                 self._write(buffer, at - base, upto - base)
-            elif control.wrote < upto and not self._buffers.is_plain(base):
-                # Without the first condition: also when a signal handler has committed the segment meanwhile.
+            # A signal handler inside this copy may have committed the segment, and given its buffer back.
+            elif control.wrote < upto and not self._buffers.is_unbuffered(base):
                 self._vanished(self._buffers.folder)
             failpoint("commit.copied")
             at = upto

@@ -155,13 +155,13 @@ def test_buffer_that_another_thread_maps_meanwhile(path):
             def __ge__(self, other: int) -> bool:
                 base = next(ended)
                 pool._mapped[base] = None
-                pool._plain.add(base)
+                pool._unbuffered.add(base)
                 return int(self) >= other
 
-        pool._plain.add(LOG_BYTES)
+        pool._unbuffered.add(LOG_BYTES)
         pool.give_back(Meanwhile(0))
         pool.give_back(0)
-        assert [*pool._mapped] == [0] and pool._plain == {LOG_BYTES}
+        assert [*pool._mapped] == [0] and pool._unbuffered == {LOG_BYTES}
 
 
 def test_service_commits_and_wakes(path):
