@@ -212,13 +212,16 @@ cdef int _put_queue(dispatch_state* d, pending_record* r, bint with_ext) noexcep
 
 cdef int _put_light(dispatch_state* d, const pending_record* r, int64_t tags_code) noexcept nogil:
     """Writes the entries of the record's light queues, without extended units. Skips an offset below the queue's
-    `dispatched`: the record is a copy, or RocketMQ began to count anew."""
+    `dispatched`: the record is a copy, or RocketMQ began to count anew. Skips a queue that `leave_out` named."""
     cdef light_queues queues = r.light
     cdef light_place place
     cdef pending_record light = r[0]
     cdef int status
     light.tags_code = tags_code
     while light_next(&queues, &place):
+        d.part += 1
+        if d.left_out_at == r.position and d.part <= d.left_out_part:
+            continue
         light.queue = control_find_queue(d.block, place.name, place.name_len, 0)
         if light.queue == NULL:
             return DISPATCH_NEED_QUEUE
@@ -250,6 +253,7 @@ cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
     cdef int status
     cdef int64_t tags_code = r.tags_code
     if r.queue != NULL:
+        d.part = 0
         status = _put_queue(d, r, d.with_ext)
         if status == DISPATCH_DONE and r.is_light:
             status = _put_light(d, r, tags_code)
@@ -349,7 +353,7 @@ cdef class DispatchKernel:
         self.d.delay_levels = <int>len(delay_levels_ms)
         self.d.with_index = with_index
         self.d.with_ext = with_ext
-        self.d.stopped_at = self.d.mapped_index_seq = -1
+        self.d.stopped_at = self.d.mapped_index_seq = self.d.left_out_at = -1
 
     def __dealloc__(self):
         if self.d != NULL:
@@ -362,6 +366,16 @@ cdef class DispatchKernel:
         """Starts at a record that has no entries yet."""
         self.d.position = position
         self.d.keys_done = 0
+
+    @property
+    def in_light_queue(self):
+        """Whether the status is about a light queue of the record at `position`."""
+        return self.d.part > 0
+
+    def leave_out(self):
+        """The light queue that the status is about gets no entry for the record at `position`."""
+        self.d.left_out_at = self.d.position
+        self.d.left_out_part = self.d.part
 
     def run(self, int64_t end, int64_t wrote):
         """Dispatches records that begin below `end`; returns DONE, a NEED_... status or DAMAGED."""

@@ -23,15 +23,16 @@ from cystore._native.record.properties import queues_of
 from cystore._native.record.record import STATUS_NAMES
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
+from cystore.derived.dispatch.jumps import JumpCheck
 from cystore.derived.dispatch.known_filters import NO_TABLE, KnownFilters
 from cystore.derived.dispatch.resume import DamageSearch
-from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.files.index import IndexFiles
 from cystore.engine.files.progress import Progress
 from cystore.engine.log.commit_log import CommitLog
-from cystore.engine.manifest.given_up_offsets import BELIEVED_GAP, GivenUp
+from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.errors import CorruptRecordError, OffsetError
-from cystore.layout import CONSTANTS, FLAGS
+from cystore.layout import FLAGS
 from cystore.system import files
 from cystore.system.threads.reentry import undisturbed
 
@@ -41,7 +42,6 @@ TURN_S = 0.010  # the approximate time of one turn under the lock; then others m
 BATCH_BYTES = 1024 * 1024  # of log between two looks at the clock; some 3 ms
 REPORT_BYTES = 64 * 1024 * 1024  # of log between two reports of progress
 MAX_MAPPED_QUEUES = 16384
-RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 
 
 class Dispatcher:
@@ -64,7 +64,7 @@ class Dispatcher:
     ) -> None:
         self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
         self._damage, self._more_queues = commit_log.damage, more_queues
-        self._given_up = given_up
+        self._jumps = JumpCheck(control, commit_log, given_up)
         self._with_index = config.message_index_enable
         self._search: DamageSearch | None = None  # the damage at the dispatched position
         self._filters, self._filters_seq = filters, NO_TABLE
@@ -281,39 +281,39 @@ class Dispatcher:
     def _add_queue(self, topic: str, queue_id: int, offset: int) -> None:
         with self._control.held("append"):
             if self._control.find_queue(topic, queue_id) < 0:
-                self._control.add_queue(topic, queue_id, next=offset, dispatched=offset, minimum=offset)
+                slot = self._control.add_queue(
+                    topic, queue_id, next=offset + 1, dispatched=offset, minimum=offset
+                )
+                self._jumps.loaded.add(slot)
 
     def _fill_gap(self) -> None:
         """The records between the queue's last one and this one are lost: they were inside a hole, or below the
-        minimum, or in a tail that was given up."""
-        slot, wanted = self._kernel.slot, self._kernel.wanted
+        minimum, or in a tail that was given up. Or this record's queue offset is wrong. Then the record is damaged; if
+        it is the offset in a light queue, only that queue goes without the record."""
+        slot, wanted, light = self._kernel.slot, self._kernel.wanted, self._kernel.in_light_queue
         queue = self._queues.get(slot)
         expected = queue.max_offset
-        if not self._is_believed(queue, expected, wanted):
-            self._meet_damage(
-                f"queue offset {wanted} of {queue.topic}/{queue.queue_id}, where {expected} is next, is "
-                "impossible: the log has no room "
-                f"for the records between"
+        record = self._record(self._kernel.position)
+        problem = self._jumps.problem(queue, record, expected, wanted, light=light)
+        if not problem:
+            log.warning(
+                "%s/%d: no records for queue offsets %d to %d",
+                queue.topic,
+                queue.queue_id,
+                expected,
+                wanted - 1,
             )
+            queue.fill_gap(wanted)
             return
-        log.warning(
-            "%s/%d: no records for queue offsets %d to %d", queue.topic, queue.queue_id, expected, wanted - 1
+        reason = (
+            f"queue offset {wanted} of {queue.topic}/{queue.queue_id}, where {expected} is next, is "
+            f"impossible: {problem}"
         )
-        queue.fill_gap(wanted)
-
-    def _is_believed(self, queue: ConsumeQueue, expected: int, wanted: int) -> bool:
-        """Whether a record's queue offset `wanted` is right although `expected` is next. A checksum of ours covers
-        the number."""
-        if not queue.has_files() or self._given_up().explains(
-            (queue.topic, queue.queue_id), expected, wanted
-        ):
-            return True
-        if (
-            wanted - expected <= BELIEVED_GAP
-            and self._record(self._kernel.position).record_format == "cystore"
-        ):
-            return True
-        return (wanted - expected) * RECORD_SIZE_MIN <= self._kernel.position - queue.end_of_last_record()
+        if light:
+            log.error("%s: the record at %d: %s", self._commit_log.files.root, self._kernel.position, reason)
+            self._kernel.leave_out()
+        else:
+            self._meet_damage(reason)
 
     def _use_queue_file(self) -> None:
         slot = self._kernel.slot
