@@ -15,13 +15,14 @@ from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, Consu
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.errors import CorruptRecordError, OffsetError
-from cystore.layout import CONSTANTS, QUEUE_ENTRY, SCHEDULE_TOPIC
+from cystore.layout import CONSTANTS, QUEUE_ENTRY, SCHEDULE_TOPIC, field_of
 
 log = logging.getLogger("cystore")
 
 WRITE_ENTRIES = 4096  # compared and written in one turn under the dispatch lock
 LOCK_WAIT_MS = 1_000
 HOLE_ENTRY = QUEUE_ENTRY.pack(0, CONSTANTS["HOLE_ENTRY_SIZE"][0], 0)
+PLACE_BYTES = field_of("queue_entry_disk", "tags_code").at  # of an entry: position and length of its record
 DAMAGES_MAX = 100  # damaged ranges of the log that one walk steps over
 
 
@@ -83,7 +84,9 @@ class QueueHealer:
             except OffsetError:  # a segment was cleaned
                 continue
             if count and end > first:
-                return out, min(count, end - first)
+                count = min(count, end - first)
+                self._keep_sound(queue, out, first, count)
+                return out, count
         return None
 
     def _walk(
@@ -111,6 +114,32 @@ class QueueHealer:
         if damaged:
             _keep_entries_of(damaged, queue, out, count)
         return count
+
+    def _keep_sound(self, queue: ConsumeQueue, out: MappedFile, first: int, count: int) -> None:
+        """Puts an entry of the queue that leads to its own record in place of one that leads elsewhere: a record before
+        it may have a wrong queue offset, which no checksum of RocketMQ's format covers."""
+        file = queue.file_of(first)
+        if file is None:
+            return
+        at = first * ENTRY_BYTES - file.base
+        wanted, present = out.read(0, count * ENTRY_BYTES), file.read(at, count * ENTRY_BYTES)
+        for place in range(0, len(wanted) if wanted != present else 0, ENTRY_BYTES):
+            entry = present[place : place + ENTRY_BYTES]
+            if wanted[place : place + PLACE_BYTES] != entry[:PLACE_BYTES] and self._is_sound(
+                queue, first + place // ENTRY_BYTES, entry
+            ):
+                out.write(place, entry)
+
+    def _is_sound(self, queue: ConsumeQueue, number: int, entry: bytes) -> bool:
+        """Whether an entry leads to an intact record with that queue offset."""
+        position, size, _ = QUEUE_ENTRY.unpack(entry)
+        if position < 0 or size <= 0 or entry == HOLE_ENTRY:
+            return False
+        try:
+            record = self._commit_log.read(position)
+        except (OffsetError, CorruptRecordError):
+            return False
+        return record.size_bytes == size and (queue.topic, queue.queue_id, number) in queues_of(record)
 
     def _starts(self, queue: ConsumeQueue, first: int, minimum: int) -> list[int]:
         """Log positions to walk from: the record before the first entry, if that is sound, else the log's minimum."""
