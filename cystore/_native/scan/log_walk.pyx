@@ -130,7 +130,7 @@ cdef class LogWalker:
         self.s.watermark = watermark
         self.s.physic_timestamp = physic_timestamp
         self.s.part_at = self.s.accepted = self.s.accepted_entry = self.s.accepted_keys = -1
-        self.s.last_record = self.s.timed_end = -1
+        self.s.last_record = self.s.timed_end = self.s.left_out = -1
         self.s.compare_tags = compare_tags
         self.s.stop_at_units = stop_at_units
         self.s.bucket_mask = 63
@@ -284,6 +284,12 @@ cdef class LogWalker:
         """Accepts the entry of the record at `position`."""
         self.s.accepted_entry = self.s.position
         self.s.accepted_entry_part = self._part()
+
+    def leave_out(self):
+        """Leaves the record at `position` out of the queue that the status is about: its queue offset there is
+        wrong."""
+        self.s.left_out = self.s.position
+        self.s.left_out_part = self._part()
 
     def compare_keys(self, int64_t at, int64_t limit, files=()):
         """From now on the index must hold each record's keys, in entries [at, limit), counted over all files. `files`:

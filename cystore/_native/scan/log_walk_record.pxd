@@ -72,6 +72,8 @@ cdef struct walk_state:
     int accepted_part           # in this queue of the record
     int64_t accepted_entry      # position of a record whose entry the caller accepted
     int accepted_entry_part     # in this queue of the record
+    int64_t left_out            # position of a record that the caller left out of a queue
+    int left_out_part           # this one of the record
     int64_t accepted_keys       # position of a record whose index entries the caller accepted
     const uint8_t* keys         # index entries [keys_begin, keys_end), counted over all files; at most keys_limit
     int64_t keys_begin
@@ -222,8 +224,8 @@ cdef inline int _follow(walk_state* s) noexcept nogil:
     cdef int64_t number = s.place.queue_offset
     if queue == NULL:
         return WALK_NEW_QUEUE
-    if s.part and number < queue.next:
-        return WALK_LIMIT  # dispatch skips such an offset too
+    if (s.part and number < queue.next) or (s.left_out == s.position and s.left_out_part == s.part):
+        return WALK_LIMIT  # dispatch skips an offset in a light queue that the queue has already
     if (not 0 <= number < (<int64_t>1 << QUEUE_OFFSET_BITS) or (number != queue.next and queue.next >= 0)) \
             and (s.accepted != s.position or s.accepted_part != s.part):
         return WALK_OUT_OF_SEQUENCE

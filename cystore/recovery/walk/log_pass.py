@@ -13,6 +13,7 @@ from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.removed_queues import Removed
 from cystore.layout import takes_queue_offset
 from cystore.recovery.walk import rules
+from cystore.recovery.walk.entry_target import entry_target
 from cystore.recovery.walk.index_stream import ENTRIES_AT_ONCE, IndexStream
 from cystore.recovery.walk.log_reader import LogReader, Walk, queue_places
 from cystore.recovery.walk.log_visitor import Key as Key
@@ -20,6 +21,7 @@ from cystore.recovery.walk.log_visitor import LogVisitor
 from cystore.recovery.walk.queue_reader import QueueReader
 
 LOOK_AHEAD_RECORDS = 100_000
+FOLLOWERS = 4
 EVERYTHING = 1 << 62
 
 
@@ -130,8 +132,30 @@ class LogPass(LogVisitor):
         return result
 
     def _other_entry(self) -> str | None:
-        self.scanner.limit_entries(self.scanner.slot, self.scanner.wanted)
+        """Entries from here on are made anew. But if the entry leads to another record with that queue offset, the
+        record here is the wrong one: it must not take the place of the other."""
+        scanner, number, record = self.scanner, self.scanner.wanted, self._stopped_record()
+        if self._steps_over_known():
+            return None
+        target = None
+        # A log that RocketMQ wrote may have old records behind its end.
+        if self._about.trusted and not rules.header_is_proven(record.magic):
+            target = entry_target(self._reader, self._readers[scanner.slot], number)
+        if (
+            target is not None
+            and target.agrees
+            and target.begin != record.position
+            and target.begin < max(self._watermark, record.position)
+        ):
+            scanner.leave_out()
+        else:
+            scanner.limit_entries(scanner.slot, number)
         return None
+
+    def _steps_over_known(self) -> bool:
+        """Steps over a record that an earlier walk, or dispatch, found to be damaged because of its queue offset."""
+        known = self._about.known_damage.covering(self.scanner.position)
+        return known is not None and not self.scanner.in_light_queue and self._step_over("a known hole")
 
     def _back_in_time(self) -> str | None:
         if self.scanner.position >= self._durable_end():
@@ -178,6 +202,8 @@ class LogPass(LogVisitor):
         return None
 
     def _out_of_sequence(self) -> str | None:
+        if self._steps_over_known():
+            return None
         record = self._stopped_record()
         scanner, slot = self.scanner, self.scanner.slot
         expected = scanner.queue_next(slot)
@@ -195,14 +221,16 @@ class LogPass(LogVisitor):
                 scanner.accept()
                 return None
         reason = f"queue offset {record.queue_offset} where {expected} is next"
-        explained = possible and (
+        explained = (possible and gap > 0) and (
             rules.explained_by_damage(gap, scanner.swallowed_since(slot))
             or self._about.given_up.explains(record.key, expected, record.queue_offset)
             or self._holes_stand_for(record, expected)
         )
         if not explained and self._is_above_watermark(record):
             return reason
-        if explained or (possible and gap <= rules.BELIEVED_GAP and self._is_believed(record)):
+        if not explained and possible and gap <= rules.BELIEVED_GAP and not scanner.in_light_queue:
+            explained = self._is_believed(record, expected)
+        if explained:
             if gap > 0:
                 self.result.swallowed.setdefault(record.key, []).append((expected, record.queue_offset))
             scanner.accept()
@@ -228,22 +256,32 @@ class LogPass(LogVisitor):
             and reader.all_holes(expected, record.queue_offset)
         )
 
-    def _is_believed(self, record: StoppedRecord) -> bool:
+    def _is_believed(self, record: StoppedRecord, expected: int) -> bool:
         """Whether the queue offset of a record below the watermark is right although nothing explains it; otherwise the
-        record is damaged."""
+        record is damaged. The queue's entry is one witness; the next records of the queue are others."""
         if not self._about.keep or rules.header_is_proven(record.magic):
             return True
-        return self._next_of_queue(record) == record.queue_offset + 1
+        found = record.queue_offset
+        target = entry_target(self._reader, self._about.queues.get(record.key), found)
+        if target is not None and target.begin == record.position:
+            return True
+        followers = self._next_of_queue(record)
+        if found < expected:
+            return followers[:1] == [found + 1]
+        right = sum(number == found + place for place, number in enumerate(followers, 1))
+        wrong = sum(number == expected + place for place, number in enumerate(followers, 1))
+        return right > wrong
 
-    def _next_of_queue(self, record: StoppedRecord) -> int | None:
-        """Queue offset of the next record of the same queue."""
+    def _next_of_queue(self, record: StoppedRecord) -> list[int]:
+        """Queue offsets of the next records of the same queue."""
+        offsets: list[int] = []
         for count, found in enumerate(self._reader.records(record.position + record.size)):
-            if count == LOOK_AHEAD_RECORDS:
+            if count == LOOK_AHEAD_RECORDS or len(offsets) == FOLLOWERS:
                 break
             plain = takes_queue_offset(found["sys_flag"])
             if plain and (found["topic"].decode(), found["queue_id"]) == record.key:
-                return int(found["queue_offset"])
-        return None
+                offsets.append(int(found["queue_offset"]))
+        return offsets
 
     def _needs_earlier(self, record: StoppedRecord, expected: int, gap: int) -> bool:
         """Entries of records before the start are missing or wrong: remembers from where to walk again."""
