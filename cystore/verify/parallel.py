@@ -25,7 +25,7 @@ from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import list_queues
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
 from cystore.verify.index_comparison import unreadable_index
-from cystore.verify.queue_comparison import QueueEntries
+from cystore.verify.queue_comparison import begins_as_expected
 from cystore.verify.ranges import (
     QueueInRange,
     RangeFindings,
@@ -115,13 +115,13 @@ class VerifyParts:
         ends = [self.bounds.begin, *(part.position for part in seen)]
         if [part.begin for part in seen] != ends[:-1] or ends[-1] != self.bounds.end:
             return False
-        entries = QueueEntries(self._root, self.bounds, self._removed, [])
         for key, spans in self.queues_in_ranges().items():
             if any(before.span.following != after.span.first_offset for before, after in pairwise(spans)):
                 return False
             if not spans:
                 continue
-            if not entries.begins_as_expected(key, self._queues.get(key), spans[0].span.first_offset):
+            first_offset, reader = spans[0].span.first_offset, self._queues.get(key)
+            if not begins_as_expected(self.bounds, self._removed, key, reader, first_offset):
                 return False
         return True
 

@@ -1,5 +1,5 @@
-"""Compares consume queues with the findings of a walk: gaps between records, wrong entries, entries without a
-record."""
+"""Compares consume queues with the findings of a walk: gaps between records, records with another queue offset than
+their entry, wrong entries, entries without a record."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from typing import NamedTuple
 from cystore._native.scan import log_walk
 from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.files.consume_queue import ENTRY_BYTES
+from cystore.engine.manifest.manifest import read_given_up
 from cystore.engine.manifest.removed_queues import Removed
 from cystore.recovery.walk import rules
+from cystore.recovery.walk.entry_target import entry_target
 from cystore.recovery.walk.findings import Damage
+from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import HOLE_BYTES, Entry, QueueReader
 from cystore.verify.bounds import Bounds
 
 ENTRIES_AT_ONCE = 3200
+MISPLACED_MAX = 1024  # records that one gap may name
 NOTHING = Entry(0, 0, 0)
 
 
@@ -36,25 +40,62 @@ class QueueSpan(NamedTuple):
 class QueueEntries:
     """The comparison of all queues of one verification. `broken` are the damaged ranges of the log, as far as known."""
 
-    def __init__(self, root: Path, bounds: Bounds, removed: Removed, broken: list[tuple[int, int]]) -> None:
-        self._root, self._bounds, self.removed, self.broken = root, bounds, removed, broken
+    def __init__(
+        self,
+        root: Path,
+        log: LogReader,
+        bounds: Bounds,
+        removed: Removed,
+        broken: list[tuple[int, int]],
+    ) -> None:
+        self._root, self._log, self._bounds = root, log, bounds
+        self.removed, self.broken = removed, broken
         # The last damaged run of entries of each queue, which may still grow.
         self._runs: dict[Key, Damage] = {}
 
     def gap(
-        self, reader: QueueReader | None, between: tuple[int, int], swallowed: int, place: Damage
+        self,
+        reader: QueueReader | None,
+        between: tuple[int, int],
+        swallowed: int,
+        place: Damage,
+        *,
+        proven: bool,
     ) -> Iterator[Damage]:
-        """The queue offsets between the expected one and the record's: their records are damaged, or this record is."""
+        """The queue offsets between the expected one and the record's: their records are damaged, or they say other
+        queue offsets, or this record does (`place`). `proven`: a checksum covers the record's queue offset."""
         expected, queue_offset = between
         in_files = reader is not None and reader.first <= expected <= queue_offset <= reader.limit
-        holes = in_files and reader is not None and reader.all_holes(expected, queue_offset)
         lost = rules.explained_by_damage(queue_offset - expected, swallowed)
-        if queue_offset < expected or not (holes or lost):
+        if reader is not None and in_files and expected < queue_offset:
+            key = reader.topic, reader.queue_id
+            if lost or reader.all_holes(expected, queue_offset):
+                known = lost or proven or expected < self.removed.end(key)
+                if not known and not read_given_up(self._root).explains(key, expected, queue_offset):
+                    for number in range(expected, queue_offset):
+                        yield from self.wrong(reader, number, "a hole entry, and the log has no damage there")
+                for number in range(expected, queue_offset):
+                    if not self._stands_for_nothing(reader.entry(number)):
+                        yield from self.wrong(reader, number, "not a hole entry for a lost record")
+                return
+            misplaced = self._misplaced(reader, expected, queue_offset)
+            if len(misplaced) == queue_offset - expected:
+                yield from misplaced
+                return
+        if queue_offset < expected or not lost:
             yield place
-        elif reader is not None and in_files:
-            for number in range(expected, queue_offset):
-                if not self._stands_for_nothing(reader.entry(number)):
-                    yield from self.wrong(reader, number, "not a hole entry for a lost record")
+
+    def _misplaced(self, reader: QueueReader, begin: int, end: int) -> list[Damage]:
+        """The records that the entries [begin, end) lead to, as far as they say other queue offsets."""
+        found = []
+        for number in range(begin, min(end, begin + MISPLACED_MAX)):
+            target = entry_target(self._log, reader, number)
+            if target is None or target.agrees:
+                break
+            reason = f"not the record of queue offset {number} of {reader.topic}/{reader.queue_id}, as it was"
+            path = self._log.path(self._log.base_of(target.begin))
+            found.append(Damage("record", path, target.begin, target.end, reason))
+        return found
 
     def _stands_for_nothing(self, entry: Entry) -> bool:
         """Accepts a hole entry, or an entry into damage that no process has recovered from yet."""
@@ -131,11 +172,13 @@ class QueueEntries:
         """The runs of wrong entries that were not reported yet."""
         return list(self._runs.values())
 
-    def begins_as_expected(self, key: Key, reader: QueueReader | None, first_offset: int) -> bool:
-        """Whether recovery's walk accepts a queue's first record."""
-        begin = self._bounds.begin
-        if begin == 0:
-            return first_offset in (0, self.removed.end(key))
-        if reader is None or not reader.bases:
-            return True
-        return abs(first_offset - reader.below(begin)) <= rules.BELIEVED_GAP
+
+def begins_as_expected(
+    bounds: Bounds, removed: Removed, key: Key, reader: QueueReader | None, first_offset: int
+) -> bool:
+    """Whether recovery's walk accepts a queue's first record."""
+    if bounds.begin == 0:
+        return first_offset in (0, removed.end(key))
+    if reader is None or not reader.bases:
+        return True
+    return abs(first_offset - reader.below(bounds.begin)) <= rules.BELIEVED_GAP

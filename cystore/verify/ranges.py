@@ -17,6 +17,7 @@ from typing import NamedTuple
 from cystore.config import StoreConfig
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.engine.manifest.manifest import read_damaged_ranges, read_removed
+from cystore.recovery.walk import rules
 from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.index_stream import IndexStream
@@ -155,9 +156,9 @@ def verify_queue(
     `broken` are all damaged ranges of the log, `seen` are the ranges' findings about the queue, in the log's order.
     """
     reader = open_queue(root, *key, config.mapped_file_size_consume_queue_bytes)
-    entries = QueueEntries(root, bounds, read_removed(root), list(broken))
     log = LogReader(root, config.mapped_file_size_commit_log_bytes)
     try:
+        entries = QueueEntries(root, log, bounds, read_removed(root), list(broken))
         found = list(_over_borders(entries, log, bounds, reader, seen))
     finally:
         log.close()
@@ -203,7 +204,8 @@ def _border(
     end = position + (record["total_size"] if record is not None else 0)
     reason = f"queue offset {offset} of {topic}/{queue_id} where {following} is next"
     place = Damage("record", log.path(log.base_of(position)), position, end, reason)
-    yield from entries.gap(reader, (following, offset), swallowed, place)
+    proven = record is None or rules.header_is_proven(record["magic"])
+    yield from entries.gap(reader, (following, offset), swallowed, place, proven=proven)
 
 
 def _joined(spans: Sequence[QueueSpan]) -> QueueSpan | None:

@@ -11,6 +11,8 @@ from cystore._native.derived.queue_ext import is_address
 from cystore._native.scan import log_walk
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.engine.manifest.manifest import read_damaged_ranges, read_removed
+from cystore.recovery.walk import rules
+from cystore.recovery.walk.entry_target import entry_target
 from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
@@ -62,7 +64,7 @@ class Comparison(LogVisitor):
         self._root, self._bounds, self._find_queue, self._each_entry = root, bounds, find_queue, each_entry
         self._units, self._marks = UnitReader(root), marks
         self._known_damage = read_damaged_ranges(root)
-        self.queues = QueueEntries(root, bounds, read_removed(root), [])
+        self.queues = QueueEntries(root, reader, bounds, read_removed(root), [])
         self.index = IndexEntries(root, reader, scanner, bounds)
         self.jumps = False
         self.wrong_entries: list[WrongEntry] = []
@@ -154,25 +156,61 @@ class Comparison(LogVisitor):
 
     def _out_of_sequence(self) -> str | None:
         self.jumps = True
-        scanner = self.scanner
-        topic, queue_id, queue_offset, size, *_ = scanner.record()
-        slot, position = scanner.slot, scanner.position
-        expected = scanner.queue_next(slot)
-        place = Damage(
-            "record",
-            self._reader.path(self._reader.base_of(position)),
-            position,
-            position + size,
-            f"queue offset {queue_offset} of {topic.decode()}/{queue_id} where {expected} is next",
-        )
+        scanner, slot = self.scanner, self.scanner.slot
+        topic, queue_id, queue_offset, size, _, magic, _ = scanner.record()
+        position, expected, reader = scanner.position, scanner.queue_next(slot), self._readers.get(slot)
+        queue = f"{topic.decode()}/{queue_id}"
+        place = self._record_damage(size, f"queue offset {queue_offset} of {queue} where {expected} is next")
+        proven = rules.header_is_proven(magic)
+        if not proven and not scanner.in_light_queue and self._known_damage.covering(position) is not None:
+            return self._damaged(place.reason)
+        if self._left_out(reader, queue_offset):
+            return None
+        if not proven and self._is_elsewhere(reader, queue_offset, expected):
+            self._found.append(place)
+            scanner.leave_out()
+            return None
         swallowed = scanner.swallowed_since(slot)
-        self._found += self.queues.gap(self._readers.get(slot), (expected, queue_offset), swallowed, place)
+        self._found += self.queues.gap(reader, (expected, queue_offset), swallowed, place, proven=proven)
         scanner.accept()
         return None
+
+    def _is_elsewhere(self, reader: QueueReader | None, number: int, expected: int) -> bool:
+        """Whether the entries contradict the queue offset `number` of the record here: that of the expected one leads
+        here, or to a record that is still to come."""
+        position, target = self.scanner.position, entry_target(self._reader, reader, expected)
+        if target is None or target.begin == position:
+            return target is not None
+        if not target.agrees or not position < target.begin < self._bounds.dispatched:
+            return False
+        own = entry_target(self._reader, reader, number)
+        return own is None or own.begin != position
+
+    def _left_out(self, reader: QueueReader | None, number: int) -> bool:
+        """Whether another record has the queue offset that the record here claims, and the entry; reports that. The
+        record here is not compared with the queue then."""
+        scanner = self.scanner
+        topic, queue_id, _, size, _, magic, _ = scanner.record()
+        target = None if rules.header_is_proven(magic) else entry_target(self._reader, reader, number)
+        if target is None or not target.agrees or target.begin == scanner.position:
+            return False
+        if target.begin >= self._bounds.dispatched:
+            return False
+        reason = f"queue offset {number} of {topic.decode()}/{queue_id}, which the record at {target.begin} has, too"
+        self._found.append(self._record_damage(size, reason))
+        scanner.leave_out()
+        return True
+
+    def _record_damage(self, size: int, reason: str) -> Damage:
+        position = self.scanner.position
+        path = self._reader.path(self._reader.base_of(position))
+        return Damage("record", path, position, position + size, reason)
 
     def _other_entry(self) -> str | None:
         scanner, number = self.scanner, self.scanner.wanted
         reader = self._readers[scanner.slot]
+        if self._left_out(reader, number):
+            return None
         if self._each_entry:
             reason = self._wrong_by(reader.entry(number), (reader.topic, reader.queue_id))
             if reason:

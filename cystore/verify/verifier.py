@@ -21,7 +21,7 @@ from cystore.system.os_errors import is_missing
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
 from cystore.verify.compacted import compacted_damage
 from cystore.verify.index_comparison import index_file_damage, past_the_end, unreadable_index
-from cystore.verify.queue_comparison import QueueSpan
+from cystore.verify.queue_comparison import QueueSpan, begins_as_expected
 from cystore.verify.record_walk import Comparison
 
 TRIES = 20  # of one part of a verification beside processes that remove files
@@ -148,7 +148,9 @@ class _Verifier:
         if compared.jumps or compared.position != self._bounds.end or not compared.records:
             return False
         return all(
-            compared.queues.begins_as_expected(key, self._queues.get(key), span.first_offset)
+            begins_as_expected(
+                self._bounds, compared.queues.removed, key, self._queues.get(key), span.first_offset
+            )
             for key, span in compared.spans().items()
         )
 
