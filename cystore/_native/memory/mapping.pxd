@@ -18,3 +18,4 @@ cdef class MappedFile:
     cdef object _map(self, int fd, int64_t base, Py_ssize_t length, int protection, int flags)
     cdef object _check(self, Py_ssize_t begin, Py_ssize_t end)
     cdef object _check_writable(self)
+    cdef bint _let_pages_go(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil

@@ -53,6 +53,7 @@ cdef int MADV_PAGEOUT = 21      # Linux 5.4
 
 cdef int MADV_POPULATE_WRITE = 23  # Linux 5.14; older C libraries do not name it
 cdef Py_ssize_t PAGE = os.sysconf("SC_PAGESIZE")
+cdef Py_ssize_t LONG_SYNC = 64 * 1024  # bytes; a shorter sync costs less than the page faults after it
 
 cdef enum:
     COPIED_BELOW = 64 << 10   # a shorter range of a sparse file is copied, not mapped
@@ -300,18 +301,23 @@ cdef class MappedFile:
             raise OSError(errno, os.strerror(errno), self.path)
         return not failed
 
+    cdef bint _let_pages_go(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+        """`let_pages_go` for the whole pages of [begin, end). False, with errno set, if the kernel refuses."""
+        begin += (PAGE - begin % PAGE) % PAGE
+        end -= end % PAGE
+        if self.private or self.copied or self.inode == 0 or self.locked or end <= begin:
+            return True
+        return madvise(self.address + begin, end - begin, MADV_DONTNEED) == 0
+
     def let_pages_go(self, Py_ssize_t end):
         """Removes the file's pages below `end` from this process's memory. They stay in the page cache with their
         changes; the next access is a page fault. A private, copied or anonymous mapping has data of its own and keeps
         its pages, as does a locked one. Raises OSError."""
-        cdef int failed
+        cdef bint done
         self._check(0, end)
-        end -= end % PAGE
-        if self.private or self.copied or self.inode == 0 or self.locked or end == 0:
-            return
         with nogil:
-            failed = madvise(self.address, end, MADV_DONTNEED)
-        if failed:
+            done = self._let_pages_go(0, end)
+        if not done:
             raise OSError(errno, os.strerror(errno), self.path)
 
     def sync(self):
@@ -325,12 +331,17 @@ cdef class MappedFile:
             raise SyncFailedError.of(errno, self.path)
 
     def sync_range(self, Py_ssize_t begin, Py_ssize_t end):
-        """msync of the pages of [begin, end): cheaper than `sync` when much else of the file is dirty."""
+        """msync of the pages of [begin, end): cheaper than `sync` when much else of the file is dirty.
+
+        The kernel write-protects each mapped page that it writes out, and interrupts the other processors for each page
+        while threads of this process run there. So a long range leaves this process's memory first, all at once."""
         cdef int failed = 0
         self._check(begin, end)
         begin -= begin % PAGE
         if not self.private and end > begin:
             with nogil:
+                if end - begin >= LONG_SYNC:
+                    self._let_pages_go(begin, end)  # if the kernel refuses, the sync only takes longer
                 failed = msync(self.address + begin, end - begin, MS_SYNC)
             if failed:
                 raise SyncFailedError.of(errno, self.path)

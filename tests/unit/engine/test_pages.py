@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -41,6 +42,37 @@ def cached(path: Path) -> bytes:
 def put_segments(store: cystore.MessageStore, count: int) -> None:
     while store.wrote_position < count * SEGMENT_BYTES:
         store.put("T", b"x" * 10_000)
+
+
+def mapped_kilobytes(path: Path) -> int:
+    """How much of a file's mapping is in this process's memory."""
+    entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    of_file = [entry for entry in entries if str(path) in entry.partition("\n")[0]]
+    return sum(int(re.search(r"^Rss: +([0-9]+) kB", entry, re.MULTILINE)[1]) for entry in of_file)
+
+
+@pytest.mark.parametrize(("synced_pages", "left"), [(256, 0), (20, 236), (15, 256), (1, 256)])
+def test_a_long_sync_takes_its_pages_out_of_the_process_and_changes_no_byte(tmp_path, synced_pages, left):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(SEGMENT_BYTES))
+    with open(path, "r+b") as file:
+        mapped = MappedFile.of(file.fileno(), path, 0, SEGMENT_BYTES)
+    data = os.urandom(SEGMENT_BYTES)
+    mapped.write(0, data)
+    before = mapped_kilobytes(path)
+    mapped.sync_range(0, synced_pages * PAGE)
+    assert (before * 1024 // PAGE, mapped_kilobytes(path) * 1024 // PAGE) == (256, left)
+    assert path.read_bytes() == data == mapped.read(0, SEGMENT_BYTES)
+
+
+def test_a_long_sync_keeps_the_pages_around_it(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(SEGMENT_BYTES))
+    with open(path, "r+b") as file:
+        mapped = MappedFile.of(file.fileno(), path, 0, SEGMENT_BYTES)
+    mapped.write(0, b"x" * SEGMENT_BYTES)
+    mapped.sync_range(10 * PAGE + 100, 100 * PAGE + 1)  # the page of its end is the next append's
+    assert mapped_kilobytes(path) * 1024 // PAGE == 256 - 90
 
 
 def open_large(path: Path, **more: object) -> cystore.MessageStore:
