@@ -9,12 +9,12 @@ import dataclasses
 import re
 import types
 import typing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cystore.errors import StoreConfigError
 from cystore.layout import CONSTANTS
+from cystore.value_class import value_class
 
 SERVICE_NAMES = ("flush", "allocate", "reput", "schedule", "clean", "compact", "ha")
 BrokerRole = Literal["async_master", "sync_master", "slave", "elected"]
@@ -38,7 +38,7 @@ class _Given:
     __slots__ = ("_names", "_sources", "_suggested")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class StoreConfig(_Given):
     """All settings of a `MessageStore`; immutable. Unknown names, wrong types and values are a StoreConfigError."""
 

@@ -71,7 +71,8 @@ def fill(store: cystore.MessageStore, job: Job, first: int = 0, end: int | None 
 
 
 def put(job: Job) -> Measure:
-    with open_store(job, **(POOL if job.options.get("pool") else {})) as store:
+    settings = {name: job.options[name] for name in ("services",) if name in job.options}
+    with open_store(job, **(POOL if job.options.get("pool") else settings)) as store:
         prepare(store, job)
         topic, tag, body, put = TOPIC, TAG, workload.body(job.body_bytes), store.put
         turn = workload.in_turn(workload.key_ring(job.keys), job.count)

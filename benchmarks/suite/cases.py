@@ -53,6 +53,9 @@ class Case:
 CYSTORE = Contestant(OURS, "cystore")
 MEMCPY = Contestant("C memcpy loop", "memory")
 MEMCPY_CACHED = Contestant("C memcpy loop, 1,024 records", "memory", overrides={"case": "put_cached"})
+NOT_DISPATCHED = Contestant(
+    "cystore without services, not dispatched", "cystore", overrides={"options": {"services": ()}}
+)
 NO_POOL = Contestant("cystore without a pool", "cystore", overrides={"options": {}})
 ROCKETMQ = Contestant("RocketMQ 4.9.3 (JVM)", "rocketmq")
 ROCKETMQ_BUILT = Contestant("RocketMQ, message built on the way", "rocketmq", overrides={"case": "put_built"})
@@ -77,6 +80,7 @@ def _put(name: str, body_bytes: int, count: int, goals: tuple[Goal, ...]) -> Cas
         Job("put", count, "", body_bytes=body_bytes),
         (
             CYSTORE,
+            NOT_DISPATCHED,
             MEMCPY,
             MEMCPY_CACHED,
             ROCKETMQ,

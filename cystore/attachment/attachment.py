@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ from cystore.system import folders
 from cystore.system.other_processes import View
 from cystore.system.store_lock import StoreLocks
 from cystore.system.threads import os_threads
+from cystore.value_class import value_class
 
 if TYPE_CHECKING:
     from cystore.recovery.outcome import RecoveredState
@@ -48,7 +49,7 @@ TURNS_END_S = 5.0
 TURN_LOCKS = ("clean", "housekeeping", "deliver", "dispatch", "sync", "commit", "manifest")
 
 
-@dataclass
+@value_class
 class Attachment:
     """The parts of one process's access to one store."""
 

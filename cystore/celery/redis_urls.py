@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from celery.exceptions import ImproperlyConfigured
+
+from cystore.value_class import value_class
 
 SOCKET, SENTINEL = ("unix", "redis+socket"), "sentinel"
 SCHEMES = ("redis", "rediss", *SOCKET, SENTINEL)
@@ -49,7 +51,7 @@ class RedisAwayError(Exception):
     """Redis is down or refuses this client; the log gives the reason once. Redis is asked again after a while."""
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class RedisLocation:
     """The address of a Redis. Made by `parse`; `options` go to redis-py's client. Its text shows no password."""
 

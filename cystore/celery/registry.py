@@ -17,13 +17,14 @@ import json
 import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from cystore import MessageStore
 from cystore.clock import now_ms
 from cystore.services.duty_table import DUTIES, DutyRun, Outcome
 from cystore.services.scrub_progress import read_progress
+from cystore.value_class import value_class
 
 HEARTBEAT_S = 20.0  # each costs four commands
 LIVE_S = 45.0  # without a heartbeat for this time a store counts as gone, and gets no ticks
@@ -96,7 +97,7 @@ class WorkerStatus(NamedTuple):
         return self.seen_s <= LIVE_S
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class StoreStatus:
     """A store of the fleet as it was `seen_s` ago; `facts` is the result of `describe`."""
 

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -23,6 +23,7 @@ from cystore import MessageStore, NotDurableError, StoreConfig, StoreConfigError
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX, hidden
 from cystore.config_sources import given_outside
 from cystore.layout import CONSTANTS
+from cystore.value_class import value_class
 
 log = logging.getLogger("cystore")
 
@@ -82,7 +83,7 @@ def compacts_results(store: MessageStore) -> bool:
     return names_results(store.settings.compacted_topics)
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class Location:
     """The place of a store and its options: a parsed ``cystore:///path?option=value``.
 

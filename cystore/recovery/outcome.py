@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
+from cystore.value_class import value_class
 
 
 class QueueState(NamedTuple):
@@ -62,7 +63,7 @@ class RecoveryReport(NamedTuple):
         return "; ".join([*parts, *self.warnings])
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class RecoveredState:
     """The state after recovery, from which the control block is filled.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cystore import clock
@@ -37,6 +36,7 @@ from cystore.services.compact.compactor import Compactor
 from cystore.services.delay.carry import Carrier
 from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.retention.hold import HoldTable
+from cystore.value_class import value_class
 
 if TYPE_CHECKING:
     from cystore.services.retention.archive_mark import ArchiveMark
@@ -48,7 +48,7 @@ DISPATCH_BYTES = 64 * 1024 * 1024  # of log that one turn of the service helps t
 TURN_S = 1.0  # of one turn, for uncounted deliveries and for queues that follow
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class Cleaned:
     """The result of one clean: numbers of removed files, and the log's new first offset."""
 

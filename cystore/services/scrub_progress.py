@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cystore.engine.manifest.manifest import Facts, look
 from cystore.system.checked_json import checksum_of, parse_unchecked
+from cystore.value_class import value_class
 
 log = logging.getLogger("cystore")
 
@@ -18,7 +18,7 @@ SLICE_BYTES = 8 << 20
 FINDINGS_KEPT = 50
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class ScrubProgress:
     """The progress of the scrub. `position`: physical offset of the next slice. `began_ms` and `ended_ms`: of the round
     (0: not ended). `records`, `damaged` and `mended` count this round. `findings`: the newest, kept over rounds.

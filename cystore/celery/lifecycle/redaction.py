@@ -13,7 +13,7 @@ log.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,8 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 from celery.utils.saferepr import saferepr
+
+from cystore.value_class import value_class
 
 log = get_logger(__name__)
 
@@ -43,7 +45,7 @@ def shortened(text: str, limit: int) -> str:
     return text[:head] + CUT + text[len(text) - (limit - len(CUT) - head) :]
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class Redaction:
     """The settings; made by `of`."""
 

@@ -8,19 +8,18 @@ at a time. If a round is killed, the next one begins anew.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cystore._native.memory.control import Control
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.derived.files.index import IndexFiles
 from cystore.system.threads.reentry import undisturbed
+from cystore.value_class import value_class
 
 TURN_S = 0.005  # under the lock
 
 
-@dataclass(slots=True)
+@value_class
 class Followed:
     """The number of removed files."""
 

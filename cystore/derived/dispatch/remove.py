@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from cystore._native.derived import queue as kernel
@@ -28,13 +27,14 @@ from cystore.engine.manifest.removed_queues import RemovedQueue
 from cystore.errors import StoreConfigError
 from cystore.layout import SCHEDULE_TOPIC
 from cystore.system.threads.reentry import undisturbed
+from cystore.value_class import value_class
 
 log = logging.getLogger("cystore")
 
 LOCK_WAIT_MS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class Removal:
     """The removed queues, messages (places in queues), and files, as numbers."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from cystore.errors import StoreFormatError
 from cystore.system import files
 from cystore.system.checked_json import parse_bare_keys, text_of
 from cystore.system.small_files import reserve_room, write_in_room
+from cystore.value_class import value_class
 
 DELAY_OFFSETS = "delayOffset.json"
 CONSUMER_OFFSETS = "consumerOffset.json"
@@ -32,7 +33,7 @@ TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z", re.ASCII)
 QUEUE_ID, QUEUE_ID_MAX = re.compile(r"[0-9]{1,10}\Z", re.ASCII), (1 << 31) - 1
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class OffsetFile:
     """An offset table and the other values at its top level."""
 
@@ -118,7 +119,7 @@ def write_offsets(root: Path, name: str, table: dict[Any, Any], **rest: Any) -> 
     files.write_whole(root, root / "config" / name, render_offsets(table, **rest).encode())
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class QueueOffsets:
     """Next and minimum queue offset of each (topic, queue id), taken when the log ended at `physical_offset`.
 
@@ -246,7 +247,7 @@ def write_queue_offsets(root: Path, offsets: QueueOffsets) -> None:
     write_in_room(root / "config" / QUEUE_OFFSETS, text.encode())
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class DelayOffsets:
     """The progress of each delay level's queue (level: next queue offset) when the log ended at `physical_offset`:
     every delivered message below that is counted. It is 0 for RocketMQ's file, which lacks the field."""

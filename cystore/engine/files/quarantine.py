@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from cystore.engine.files.segments import file_name
 from cystore.errors import StoreFormatError
 from cystore.system import files
 from cystore.system.ranges import file_ranges
+from cystore.value_class import value_class
 
 QUARANTINE = "quarantine"
 MAX_NAMES = 1_000_000
@@ -60,7 +60,7 @@ _NAME = re.compile(r"commitlog-(\d{20})-(\d{20})(?:\.\d{1,6})?")
 _OFFSET_MAX = (1 << 63) - 1
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class QuarantinedCopy:
     """A copy in quarantine/ of log bytes [begin, end); its name contains both. Of a compacted file, both are 0."""
 

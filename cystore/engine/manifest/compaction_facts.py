@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore.engine.manifest.manifest import Facts
+from cystore.value_class import value_class
 
 if TYPE_CHECKING:
     from cystore.engine.files.compacted_file import Header
@@ -63,7 +64,7 @@ class Finding(NamedTuple):
     found_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class CompactionFacts:
     """The section. `file` is None before the first turn ends. `deleted`: deleted topics, each with the log offset below
     which its records are deleted. `findings`: the newest ones of `damaged`, all damage that turns met."""

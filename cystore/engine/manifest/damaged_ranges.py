@@ -11,18 +11,18 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from cystore.engine.files.quarantine import QUARANTINE as QUARANTINE
 from cystore.errors import StoreFormatError
 from cystore.system import checked_json, files
+from cystore.value_class import value_class
 
 FILE_NAME = "holes.json"
 NO_OFFSET = OFFSET_MAX = (1 << 63) - 1
 
 
-@dataclass(frozen=True, order=True)
+@value_class(frozen=True)
 class DamagedRange:
     """[begin, end) of the log: `reason` describes the damage at `begin`, `copy` names the file in quarantine/."""
 
@@ -31,6 +31,9 @@ class DamagedRange:
     reason: str = ""
     copy: str = ""
     found_ms: int = 0
+
+    def __lt__(self, other: DamagedRange) -> bool:
+        return dataclasses.astuple(self) < dataclasses.astuple(other)
 
 
 class DamagedRanges:

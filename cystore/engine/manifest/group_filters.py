@@ -9,10 +9,10 @@ registration has stands in its place, so that a registration that took long cann
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore.engine.manifest.given_up_offsets import OFFSET_LIMIT
+from cystore.value_class import value_class
 
 if TYPE_CHECKING:
     from cystore.engine.manifest.manifest import Facts
@@ -30,7 +30,7 @@ class GroupFilter(NamedTuple):
     born: int = UNBORN
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class GroupFilters:
     """The section. `closed` describes the last close, if it was clean and all units were written by then; None while
     the store is open."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from cystore.errors import StoreError, StoreFormatError, StoreNotWritableError
 from cystore.system.checked_json import parse_unchecked, render_compact
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
+from cystore.value_class import value_class
 
 log = logging.getLogger("cystore")
 
@@ -47,7 +48,7 @@ MAJOR, MINOR = 1, 0
 READS = 16  # a reader that meets two updates at once looks again
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class Facts:
     """The content of a manifest; immutable.
 

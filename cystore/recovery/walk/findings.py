@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.layout import CONSTANTS
+from cystore.value_class import value_class
 
 INDEX_HEADER_BYTES = CONSTANTS["INDEX_HEADER_BYTES"][0]
 INDEX_SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class Damage:
     """A damaged range of a stored file. `kind`: record, consume_queue, index or compacted.
 
@@ -115,7 +115,7 @@ class LogScan(NamedTuple):
     file_bytes: int
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class ScanResult:
     """Everything that the plan is made from. Nothing was changed to get it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from cystore.config import StoreConfig
@@ -19,12 +18,13 @@ from cystore.derived.files.index import (
 from cystore.layout import INDEX_ENTRY, INDEX_HEADER
 from cystore.system import files
 from cystore.system.ranges import file_ranges
+from cystore.value_class import value_class
 
 NAME = re.compile(r"[0-9]{17}\Z", re.ASCII)
 BLOCK_ENTRIES = 200
 
 
-@dataclass
+@value_class
 class IndexReader:
     """One index file, read with pread."""
 

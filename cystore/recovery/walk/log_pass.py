@@ -4,7 +4,7 @@ entries."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from cystore._native.scan import log_walk
@@ -19,6 +19,7 @@ from cystore.recovery.walk.log_reader import LogReader, Walk, queue_places
 from cystore.recovery.walk.log_visitor import Key as Key
 from cystore.recovery.walk.log_visitor import LogVisitor
 from cystore.recovery.walk.queue_reader import QueueReader
+from cystore.value_class import value_class
 
 LOOK_AHEAD_RECORDS = 100_000
 FOLLOWERS = 4
@@ -47,7 +48,7 @@ class WalkInput(NamedTuple):
     progress: Callable[[int], None] | None = None
 
 
-@dataclass
+@value_class
 class StoppedRecord:
     """A record at `position` that the scanner stopped at."""
 
@@ -59,7 +60,7 @@ class StoppedRecord:
     magic: int
 
 
-@dataclass
+@value_class
 class KeysSeen:
     """The comparison of an index with the log. From `start` up to `position` the keys of each record are the next
     entries of `rows`. `number` is the first entry that belongs to none of these records, `last_record` the place of the
@@ -72,7 +73,7 @@ class KeysSeen:
     last_record: int = -1
 
 
-@dataclass
+@value_class
 class PassResult:
     """`earlier` is set when consume queues turned out to lack entries of records before the start: walk again from
     there."""

@@ -21,7 +21,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,7 @@ from cystore.services.compact.selection import Report, Selection, matches
 from cystore.system import files
 from cystore.system.ranges.new_file import NewFile, new_file
 from cystore.system.threads import os_threads
+from cystore.value_class import value_class
 
 if TYPE_CHECKING:
     from cystore.system.key_lock import NameLocks
@@ -75,7 +76,7 @@ LOCK_NAME = "compact.lock"
 WAIT_S = 60.0  # for another process's turn
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class Compacted:
     """The result of one compaction: the offset up to which the log is covered, the numbers of kept records and keys and
     the length of their file, the number of examined records, and descriptions of the damage that was stepped over.
