@@ -211,6 +211,8 @@ def recover(job: Job) -> Measure:
     _, status = os.waitpid(pid, 0)
     if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
         raise RuntimeError("the process that fills the store failed")
+    with cystore.open(job.path / "another", services=()):
+        pass  # the first `open` of a process imports the store's parts
     stores: list[cystore.MessageStore] = []
     measure = workload.timed(job.count, lambda: stores.append(open_store(job, services=())))
     with stores[0] as store:

@@ -271,10 +271,15 @@ cdef inline bint light_of(const record_view* v, const property_view* names, cons
     return _parts(q.names, &q.names_end) == _parts(q.offsets, &q.offsets_end) > 0
 
 
+cdef inline bint light_possible(const record_view* v) noexcept nogil:
+    """False if the record's properties are too short for light queues."""
+    return v.properties_len >= LIGHT_PROPERTIES_BYTES
+
+
 cdef inline bint light_begin(const record_view* v, light_queues* q) noexcept nogil:
     """Finds a record's light queues. False when it is in none."""
     cdef known_properties known
-    if v.properties_len < LIGHT_PROPERTIES_BYTES:
+    if not light_possible(v):
         return False
     read_known(v, &known)
     return light_of(v, &known.light, &known.light_offsets, q)

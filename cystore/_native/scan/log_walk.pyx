@@ -40,6 +40,7 @@ cdef int walk_run(const uint8_t* p, int64_t begin, int64_t end, walk_state* s) n
             status = WALK_BACK_IN_TIME
         if status != WALK_LIMIT or s.follow_queues or s.compare_keys:
             s.v = v
+            s.has_derived = False
         if status != WALK_LIMIT:
             return status
         if s.follow_queues and takes_queue_offset(v.sys_flag):

@@ -14,7 +14,8 @@ from cystore._native.layout cimport (
 )
 from cystore._native.memory.local_queues cimport find_local_queue, queue_key
 from cystore._native.record.property_read cimport (
-    derive_begin, derive_next_key, derived, due_time_possible, light_begin, light_next, light_place, light_queues
+    derive_begin, derive_next_key, derived, due_time_possible, light_next, light_of, light_place, light_possible,
+    light_queues
 )
 from cystore._native.record.record_read cimport record_at
 from cystore._native.record.record_view cimport (
@@ -95,6 +96,8 @@ cdef struct walk_state:
     uint32_t slot
     int64_t wanted
     record_view v
+    bint has_derived            # `derived` is that of `v`
+    derived derived
 
 cdef enum:
     # The most bytes of a record without its body: IPv6 hosts, the longest topic and the longest properties.
@@ -153,8 +156,16 @@ cdef inline walk_queue* _queue_of(walk_state* s) noexcept nogil:
     return &s.queues[link - 1]
 
 
+cdef inline derived* _derived(walk_state* s) noexcept nogil:
+    """The values that queues and index take from the record: one pass over its properties for all of them."""
+    if not s.has_derived:
+        derive_begin(&s.v, NULL, 0, &s.derived)
+        s.has_derived = True
+    return &s.derived
+
+
 cdef inline bint _is_entry_of(walk_state* s, const uint8_t* entry) noexcept nogil:
-    cdef derived found
+    cdef derived* found
     cdef int64_t tags_code
     if queue_entry_disk_physical_offset(entry) != s.position or queue_entry_disk_size(entry) != s.v.total_size:
         return False
@@ -163,7 +174,7 @@ cdef inline bint _is_entry_of(walk_state* s, const uint8_t* entry) noexcept nogi
         return not s.stop_at_units
     if not s.compare_tags:
         return True
-    derive_begin(&s.v, NULL, 0, &found)
+    found = _derived(s)
     if found.delayed:
         if found.due_ms and tags_code == found.due_ms:
             return True
@@ -193,7 +204,7 @@ cdef inline int walk_follow_keys(walk_state* s) noexcept nogil:
     cdef int32_t seed = 0
     cdef int64_t at = s.keys_at
     cdef bint seeded = False
-    derive_begin(&s.v, NULL, 0, &found)
+    found = _derived(s)[0]  # a copy: taking its keys changes it
     while derive_next_key(&found, &key, &length):
         if not seeded:
             seed = index_topic_seed(s.v.topic, s.v.topic_len)
@@ -270,7 +281,7 @@ cdef inline int walk_follow(walk_state* s) noexcept nogil:
         if status != WALK_LIMIT:
             return status
         s.part = 1
-    if not light_begin(&s.v, &light):
+    if not light_possible(&s.v) or not light_of(&s.v, &_derived(s).light, &_derived(s).light_offsets, &light):
         return WALK_LIMIT
     s.queue_id = 0
     while light_next(&light, &s.place):
