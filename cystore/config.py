@@ -6,6 +6,7 @@ Where a default differs from RocketMQ's, its comment says why.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import types
 import typing
@@ -28,7 +29,11 @@ MIB = 1 << 20
 REPLICATION_HEADER_BYTES = 8 + 4  # RocketMQ's: position and size before each piece of the log
 INT_MAX = (1 << 31) - 1
 COMPACTED_TOPICS_MAX = 3000  # characters: the header of a compacted file has room for them
+LOG_FOLDER = "commitlog"  # the store's own folder of the log
 _COMPACTED_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\*?")
+
+
+LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 
 
 class _Given:
@@ -42,6 +47,8 @@ class _Given:
 class StoreConfig(_Given):
     """All settings of a `MessageStore`; immutable. Unknown names, wrong types and values are a StoreConfigError."""
 
+    store_path_commit_log: str = ""  # folders with commas; "" is the store's own, as "commitlog"
+    read_only_commit_log_store_paths: str = ""
     mapped_file_size_commit_log_bytes: int = GIB
     mapped_file_size_consume_queue_bytes: int = 300_000 * QUEUE_ENTRY_BYTES
     enable_consume_queue_ext: bool = False
@@ -156,9 +163,10 @@ class StoreConfig(_Given):
     services: tuple[str, ...] | str = ("flush", "allocate")
 
     def __post_init__(self) -> None:
-        topics: object = self.compacted_topics
-        if isinstance(topics, (tuple, list)) and all(isinstance(name, str) for name in topics):
-            object.__setattr__(self, "compacted_topics", ",".join(topics))  # as TOML and programs list them
+        for listed in ("compacted_topics", *LOG_PATHS):
+            words: object = getattr(self, listed)
+            if isinstance(words, (tuple, list)) and all(isinstance(word, str) for word in words):
+                object.__setattr__(self, listed, ",".join(words))  # as TOML and programs list them
         for name, kind in _types().items():
             object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
         for name, (low, high) in _BOUNDS.items():
@@ -174,11 +182,30 @@ class StoreConfig(_Given):
         object.__setattr__(self, "services", _service_names(self.services))
         self.delay_levels_ms()
         self.compacted_topic_names()
+        if self.store_path_commit_log or self.read_only_commit_log_store_paths:
+            self.log_folders()
         for hour in self.delete_when.split(";"):
             if not hour.isdecimal() or not 0 <= int(hour) <= 23:
                 raise StoreConfigError(
                     f"delete_when must be hours from 00 to 23 with semicolons, not {self.delete_when!r}"
                 )
+
+    def paths_of(self, name: str) -> tuple[str, ...]:
+        """The folders in one of the settings LOG_PATHS, each once and sorted."""
+        default = LOG_FOLDER if name == LOG_PATHS[0] else ""
+        text = getattr(self, name) or default
+        return tuple(sorted({_log_path(name, path.strip()) for path in text.split(",")})) if text else ()
+
+    def log_folders(self) -> dict[str, bool]:
+        """The folders of the log in the settings, and whether each gets new files (MultiPathMappedFileQueue)."""
+        names, read_only = map(self.paths_of, LOG_PATHS)
+        found = dict.fromkeys(names, True) | dict.fromkeys(read_only, False)
+        if True not in found.values():
+            raise StoreConfigError(
+                "read_only_commit_log_store_paths: it has every folder of store_path_commit_log, so none is left for "
+                "new files"
+            )
+        return found
 
     def compacted_topic_names(self) -> tuple[str, ...]:
         """`compacted_topics` as names, each once and sorted."""
@@ -292,6 +319,19 @@ class StoreConfig(_Given):
         if name == "services":
             return name, value if value in ("all", "none") else tuple(value.split(","))
         return name, value
+
+
+def _log_path(name: str, path: str) -> str:
+    if path == LOG_FOLDER:
+        return path
+    if not os.path.isabs(path) or ".." in Path(path).parts or "\0" in path or "\n" in path:
+        raise StoreConfigError(
+            f"{name}: {path!r} must be an absolute path without '..', or {LOG_FOLDER!r} for the store's own folder; "
+            "commas part the folders"
+        )
+    if Path(path) == Path("/"):
+        raise StoreConfigError(f"{name}: / cannot be a folder of the log")
+    return os.path.normpath("/" + path.lstrip("/"))
 
 
 def toml_settings(path: Path | str) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import cystore
-from cystore.config import StoreConfig
-from cystore.engine.manifest.manifest import Manifest, read_facts
+from cystore.config import LOG_PATHS, StoreConfig
+from cystore.engine.manifest.manifest import Manifest, look, read_facts
 from cystore.engine.manifest.store_settings import POOL_ENABLE, RETENTION, SHAPE, configure, sources
 from cystore.errors import StoreConfigError
 from cystore.operate import facts
@@ -46,8 +47,11 @@ def _run(args: argparse.Namespace) -> int:
     args.settings = [text for text in args.settings if StoreConfig.parse_setting(text)[0] not in changes]
     facts.state(args.path)
     config = store_config(args)
+    needed = {name: value for name, value in changes.items() if name in LOG_PATHS}
     if not changes.get(POOL_ENABLE, True):
-        _end_pool(args.path, config)
+        needed[POOL_ENABLE] = False
+    if needed:
+        _change_closed(args.path, config, needed)
     if changes or args.resume_cleaning or args.end_archive:
         with cystore.open(args.path, config=store_config(args, services=())) as store:
             store.configure(**changes)
@@ -63,11 +67,11 @@ def _run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _end_pool(root: Path, config: StoreConfig) -> None:
-    """Ends the pool of a store that no process has open, before the store is opened: there may be no memory for it. A
-    crash's buffers are found without the setting."""
-    found = read_facts(root)[0]
-    if found is None or not found.settings.get(POOL_ENABLE):
+def _change_closed(root: Path, config: StoreConfig, changes: dict[str, Any]) -> None:
+    """Changes settings of a store that no process has open, before it is opened: there may be no memory for its pool,
+    or a folder of its log may be missing. A crash's buffers are found without the setting."""
+    found = look(root).facts
+    if found is None or all(not found.settings.get(name) and not value for name, value in changes.items()):
         return
     if not config.allow_any_owner:
         ownership.check(root, ownership.group_id(config.group))
@@ -75,7 +79,7 @@ def _end_pool(root: Path, config: StoreConfig) -> None:
     try:
         with locks.gate():
             if locks.try_alone():
-                configure(Manifest.load(root, None, lambda: found), {POOL_ENABLE: False})
+                configure(Manifest.load(root, None, lambda: found), changes)
     finally:
         locks.close()
 

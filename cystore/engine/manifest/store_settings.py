@@ -15,7 +15,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from cystore.config import DEFAULTS, EXT_UNIT_FIXED_BYTES, StoreConfig
+from cystore.config import DEFAULTS, EXT_UNIT_FIXED_BYTES, LOG_PATHS, StoreConfig
 from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.errors import StoreConfigError, StoreFormatError
 
@@ -40,6 +40,7 @@ SHAPE = (
     *LIGHT_QUEUES,
     DELAY_LEVELS,
     *POOL,
+    *LOG_PATHS,
 )
 # Settings of each process, for a store with a pool.
 OF_POOL = (
@@ -63,7 +64,7 @@ RETENTION = (
 )
 
 
-CHANGEABLE = (*RETENTION, DELAY_LEVELS, *LIGHT_QUEUES, *POOL)
+CHANGEABLE = (*RETENTION, DELAY_LEVELS, *LIGHT_QUEUES, *POOL, *LOG_PATHS)
 
 
 def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
@@ -75,6 +76,7 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
         _refuse_pool(config, {name for name in (*POOL, *OF_POOL) if config.gives(name)})
         return config
     theirs = {name: value for name, value in facts.settings.items() if name in SHAPE}
+    theirs = dict.fromkeys(LOG_PATHS, "") | theirs
     try:
         found = dataclasses.replace(config, **theirs)
     except StoreConfigError as error:
@@ -149,6 +151,8 @@ def _refuse_pool(config: StoreConfig, given: set[str]) -> None:
 def _differs(name: str, one: StoreConfig, other: StoreConfig) -> bool:
     if name == DELAY_LEVELS:
         return one.delay_levels_ms() != other.delay_levels_ms()
+    if name in LOG_PATHS:
+        return one.paths_of(name) != other.paths_of(name)
     return bool(getattr(one, name) != getattr(other, name))
 
 
@@ -166,7 +170,11 @@ def enter_settings(
     """Enters values that the store does not have yet. `new`: this process makes the store. The lengths are those of
     existing files."""
     settings = manifest.snapshot().settings
-    missing = {name: getattr(config, name) for name in SHAPE if name not in settings and _has(name, config)}
+    missing = {
+        name: getattr(config, name)
+        for name in SHAPE
+        if name not in settings and _has(name, config) and not (settings and name in LOG_PATHS)
+    }
     for name, length in ((LOG_FILE, log_file_bytes), (QUEUE_FILE, queue_file_bytes)):
         if name in missing and length > 0:
             missing[name] = length
@@ -181,7 +189,10 @@ def enter_settings(
 
 
 def _has(name: str, config: StoreConfig) -> bool:
-    """A store without a pool has no settings of one, so that a later open can enable it."""
+    """A store without a pool has no settings of one, so that a later open can enable it. A log with one folder has no
+    setting of folders."""
+    if name in LOG_PATHS:
+        return bool(config.paths_of(name) != StoreConfig().paths_of(name))
     return name not in POOL or config.transient_store_pool_enable
 
 
@@ -203,19 +214,22 @@ def _tell_of_ignored(manifest: Manifest, config: StoreConfig) -> None:
 
 def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
     """Changes the store's retention policy for all processes, also for those that have it open. Changed delay levels
-    apply from the next open while no other process has the store open. A value of None removes the store's own. Raises
-    StoreConfigError."""
+    apply from the next open while no other process has the store open, and so do changed folders of the log. A value of
+    None removes the store's own. Raises StoreConfigError."""
     for name in changes:
         if name not in CHANGEABLE:
             raise StoreConfigError(
                 f"{name} is not a changeable setting of the store; changeable are {', '.join(CHANGEABLE)}"
             )
-    StoreConfig.from_mapping({name: value for name, value in changes.items() if value is not None})
+    given = {name: value for name, value in changes.items() if value is not None}
+    StoreConfig.from_mapping({name: value for name, value in given.items() if name not in LOG_PATHS})
 
     def change(facts: Facts) -> Facts:
         merged = {**facts.settings, **changes}
         light = {name: merged[name] for name in LIGHT_QUEUES if merged.get(name) is not None}
         _refuse_one_of_two(StoreConfig.from_mapping(light))
+        paths = StoreConfig.from_mapping({name: merged[name] for name in LOG_PATHS if merged.get(name)})
+        merged |= {name: getattr(paths, name) or None for name in LOG_PATHS}
         return dataclasses.replace(facts, settings={k: v for k, v in merged.items() if v is not None})
 
     manifest.update(change)
