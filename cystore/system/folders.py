@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from cystore._native.system.descriptor import Descriptor, InFolder, open_beneath, open_in
 from cystore.errors import StoreClosedError, StoreMovedError
@@ -21,10 +21,21 @@ _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 LIBC = ctypes.CDLL(None, use_errno=True)  # made once: each CDLL keeps a class for ever
 
 
+class Beside(Protocol):
+    """Other folders of a store, which are held open as long as its directory."""
+
+    def check(self) -> None:
+        """As `Home.check`."""
+
+    def let_go(self) -> None:
+        """As `Home.let_go`."""
+
+
 class Home:
     """A store's directory, held open until `let_go`."""
 
     folder: Descriptor | None
+    beside: Beside | None = None
 
     def __init__(self, path: Path | str, folder: Descriptor | None = None) -> None:
         self.path = str(path)
@@ -37,6 +48,9 @@ class Home:
     def let_go(self) -> None:
         """Closes the directory as soon as no call uses it any more."""
         self.folder = None
+        beside, self.beside = self.beside, None
+        if beside is not None:
+            beside.let_go()
 
     def check(self) -> None:
         """Raises StoreMovedError if the path does not lead to this directory any more. A check costs 1 to 2
@@ -49,6 +63,9 @@ class Home:
             return
         else:
             if (status.st_dev, status.st_ino) == self._identity:
+                beside = self.beside  # `let_go` may take it away meanwhile
+                if beside is not None:
+                    beside.check()
                 return
             found = "its path is another directory now"
         raise StoreMovedError(

@@ -63,9 +63,7 @@ def check_way(root: Path, group: int | None) -> None:
 
 def check_store(root: Path, group: int | None) -> None:
     """Refuses a store that belongs to another user, or that another user may write to."""
-    status = root.stat()
-    _check_owner(root, status, {0, os.geteuid()}, group)
-    _check_mode(root, status, group)
+    status = check_folder(root, group)
     if group is not None and not (files.is_shared(status) and status.st_gid == group):
         place = shlex.quote(str(root))
         raise StorePermissionError(
@@ -80,6 +78,14 @@ def check_store(root: Path, group: int | None) -> None:
         if found is not None:  # None: an attached process removed it
             _check_owner(Path(entry.path), found, owners, group)
             _check_mode(Path(entry.path), found, group)
+
+
+def check_folder(path: Path, group: int | None) -> os.stat_result:
+    """The same for one folder, without what is in it."""
+    status = path.stat()
+    _check_owner(path, status, {0, os.geteuid()}, group)
+    _check_mode(path, status, group)
+    return status
 
 
 def _check_owner(path: Path, status: os.stat_result, trusted: set[int], group: int | None) -> None:
