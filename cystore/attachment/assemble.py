@@ -103,7 +103,7 @@ def compose(
     control.on_repair("append", partial(repair_append, control, commit_log, buffers))
     control.on_repair("flush", flusher.repair)
     policy = Policy(manifest, config)
-    space = DiskSpace(root, control, policy)
+    space = DiskSpace(root, control, policy, commit_log.folders)
     roller = Roller(control, commit_log, allocator, policy, buffers)
     delivered = DeliveryProgress(root, control, commit_log, queues)
     follower = Follower(control, queues, index)

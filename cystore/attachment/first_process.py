@@ -18,6 +18,7 @@ from cystore.attachment.attachment import Attachment
 from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.dispatch.known_filters import begin_filters
 from cystore.derived.files.known_queues import forget_known_queues
+from cystore.engine.files.log_folders import begin_log_folders
 from cystore.engine.files.segments import Mode
 from cystore.engine.log.allocate import CONTROL_NAME, HEADROOM_NAME
 from cystore.engine.manifest.manifest import Facts, Manifest, look
@@ -66,6 +67,7 @@ def recover_and_build(
     abort = root / ABORT_NAME
     made = not (root / MANIFEST).exists()
     given, config = config, effective_at(config, root)
+    begin_log_folders(root, config, adopt=made)
     replayed = replay_pool(root, look(root), config, crashed=abort.exists())
     truncate_if_ordered(root, config.mapped_file_size_commit_log_bytes)
     state = recover(root, config, Mode.WRITE, abnormal=abort.exists() or replayed, progress=progress)

@@ -16,9 +16,9 @@ from cystore.derived.files.consume_queue_ext import DIRECTORY as EXT_QUEUES
 from cystore.derived.files.index import DIRECTORY as INDEX
 from cystore.derived.files.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from cystore.derived.files.index import HEADER_BYTES, SLOT_BYTES
+from cystore.engine.files.log_folders import segment_path
 from cystore.engine.files.quarantine import QUARANTINE, copy_name, pieces_of, put_aside
 from cystore.engine.files.segments import file_name
-from cystore.engine.log.commit_log import DIRECTORY as LOG
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.manifest import record_damaged_ranges, record_given_up
 from cystore.layout import INDEX_HEADER
@@ -104,7 +104,7 @@ class Apply:
                     _remove_if_empty(folder)
 
     def _log_path(self, base: int) -> Path:
-        return self._root / LOG / file_name(base)
+        return segment_path(self._root, base)
 
     # -------------------------------------------------------------------------------- the log
 
@@ -114,21 +114,24 @@ class Apply:
         return each if name is None else DamagedRange(each.begin, each.end, each.reason, name, clock.now_ms())
 
     def _put_aside(self, begin: int, end: int) -> None:
-        pieces = pieces_of(self._root / LOG, self._log_bytes, begin, end)
+        pieces = pieces_of(self._log_path, self._log_bytes, begin, end)
         name = put_aside(self._root, pieces, copy_name(begin, end))
         self._names[begin, end] = name
         self.put_aside.append(name)
 
     def _move(self, base: int) -> None:
         source, wanted = self._log_path(base), copy_name(base, base + self._log_bytes)
+        if not Path(str(source)).is_relative_to(str(self._root)):  # perhaps on another disk
+            self._put_aside(base, base + self._log_bytes)
+            return files.remove(source)
         for number in range(1_000_000):
             name = wanted if number == 0 else f"{wanted}.{number}"
             try:
                 files.move(source, self._root / QUARANTINE / name)
             except FileExistsError:
                 continue
-            self.put_aside.append(name)
-            return
+            return self.put_aside.append(name)
+        return None
 
     # ------------------------------------------------------------------------------ queues, index
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cystore._native.scan import log_walk
 from cystore.config import StoreConfig
+from cystore.engine.files.log_folders import make_segment
 from cystore.engine.files.quarantine import QuarantinedCopy, copy_named, quarantined_copies
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.manifest import read_facts, record_damaged_ranges
@@ -187,7 +188,7 @@ def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) ->
         base = part.begin - part.begin % log.file_bytes
         path = log.path(base)
         if base not in log.lengths:
-            files.create_sized(root, path, log.file_bytes, log.file_bytes)
+            path = make_segment(root, base, log.file_bytes, config)
         elif log.lengths[base] < log.file_bytes:
             file_ranges.extend(path, log.file_bytes)
         file_ranges.write_at(path, [(part.begin - base, part.data)])

@@ -68,5 +68,5 @@ class DamageSearch:
         if log.mode is not Mode.WRITE:
             self.copy = ""
         elif self.copy is None:
-            pieces = pieces_of(log.directory, log.file_bytes, self.begin, self.end)
+            pieces = pieces_of(log.path, log.file_bytes, self.begin, self.end)
             self.copy = put_aside(log.root, pieces, copy_name(self.begin, self.end)) if pieces else ""

@@ -202,6 +202,8 @@ class LogSnapshot:
         base = self.base_of(begin)
         holes = tuple(hole for hole in self.holes if hole[0] < end and hole[1] > begin)
         path = f"{self._folder}/{file_name(base)}"
+        if self._commit_log.folders is not None:
+            path = str(self._commit_log.files.path(base))
         return LogRange(str(self.path), path, base, self.file_bytes, begin, end, holes)
 
     def pieces(

@@ -4,7 +4,7 @@ values were left out."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cystore.engine.files.segments import file_name
@@ -24,11 +24,11 @@ def copy_name(begin: int, end: int) -> str:
     return f"commitlog-{file_name(begin)}-{file_name(end)}"
 
 
-def pieces_of(directory: Path, file_bytes: int, begin: int, end: int) -> Pieces:
-    """The parts of log bytes [begin, end) that have a file in `directory`."""
+def pieces_of(path_of: Callable[[int], Path], file_bytes: int, begin: int, end: int) -> Pieces:
+    """The parts of log bytes [begin, end) that have a file; `path_of` gives its path by its base."""
     pieces = []
     for base in range(begin - begin % file_bytes, end, file_bytes):
-        path = directory / file_name(base)
+        path = path_of(base)
         if path.exists():
             pieces.append((path, max(begin - base, 0), min(end - base, file_bytes)))
     return pieces

@@ -49,6 +49,31 @@ def base_of_name(name: str) -> int | None:
     return base if base < POSITIONS_END else None
 
 
+def sizes_in(folder: Path) -> dict[int, int]:
+    """{base: length} of each file in a folder, by few system calls."""
+    try:
+        with folders.open_folder(folder) as opened:
+            found = log_files.list_files(opened, OURS[0].encode())
+    except OSError:
+        found = None
+    return _sizes_one_by_one(folder) if found is None else found
+
+
+def _sizes_one_by_one(folder: Path) -> dict[int, int]:
+    """The same with an error that names the entry that is not a file of a queue."""
+    sizes = {}
+    for entry in files.entries(folder, sizes=True):
+        if entry.name in OURS:
+            continue
+        base = base_of_name(entry.name)
+        if base is None or not entry.is_file(follow_symlinks=False):
+            raise StoreFormatError("not a valid file name for this folder; move it away", path=entry.path)
+        size = files.size_of(entry)
+        if size is not None:
+            sizes[base] = size
+    return sizes
+
+
 class MappedFileQueue:
     """Files of one directory. Safe for threads of a process; several processes may create files at once.
 
@@ -133,27 +158,8 @@ class MappedFileQueue:
         return sorted({*bases, *self._imagined})
 
     def _sizes(self) -> dict[int, int]:
-        """{base: length} of each file, by few system calls."""
-        try:
-            with folders.open_folder(self.directory) as folder:
-                found = log_files.list_files(folder, OURS[0].encode())
-        except OSError:
-            found = None
-        return self._sizes_one_by_one() if found is None else found
-
-    def _sizes_one_by_one(self) -> dict[int, int]:
-        """The same with an error that names the entry that is not a file of this queue."""
-        sizes = {}
-        for entry in files.entries(self.directory, sizes=True):
-            if entry.name in OURS:
-                continue
-            base = base_of_name(entry.name)
-            if base is None or not entry.is_file(follow_symlinks=False):
-                raise StoreFormatError("not a valid file name for this folder; move it away", path=entry.path)
-            size = files.size_of(entry)
-            if size is not None:
-                sizes[base] = size
-        return sizes
+        """{base: length} of each file."""
+        return sizes_in(self.directory)
 
     def _as_recovered(self, bases: list[int], sizes: dict[int, int]) -> list[int]:
         """PRIVATE: the files that recovery would have left; a lengthened one exists in memory only."""
@@ -281,16 +287,23 @@ class MappedFileQueue:
                     self._bases = sorted({*self._bases, base})
                 return existing
         for _ in range(MAKE_TRIES):
-            if not self.path(base).exists():
-                files.create_sized(
-                    self.root, self.path(base), self.file_bytes, allocated_bytes, durable=self._durable_names
-                )
+            path = self.path(base)
+            if not path.exists():
+                self._make(path, base, allocated_bytes)
             elif self._durable_names:
-                files.sync_directory(self.directory)  # the maker of the name may have died before this
+                files.sync_directory(path.parent)  # the maker of the name may have died before this
             created = self.get(base)
             if created is not None:
                 return created
         raise StoreFormatError("another process removed the file while it was made", path=self.path(base))
+
+    def _make(self, path: Path, base: int, allocated_bytes: int) -> None:
+        """Makes a file that no folder had a moment ago."""
+        files.create_sized(self.root, path, self.file_bytes, allocated_bytes, durable=self._durable_names)
+
+    def sync_removed(self) -> None:
+        """Makes removals without `durable` durable."""
+        files.sync_directory(self.directory)
 
     def sync_names(self) -> None:
         """Makes the names of the files, and of the folders down to them, durable."""

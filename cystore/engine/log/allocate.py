@@ -234,7 +234,7 @@ class Allocator:
             log.remove(base, durable=False)
             failpoint("allocate.removed")
         if ahead:
-            files.sync_directory(log.directory)
+            log.sync_removed()
 
     def more_queues(self) -> None:
         """Reserves memory for more queue slots in the control block. Raises StoreFullError at max_queues."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from cystore._native.memory.control import Control
@@ -11,14 +12,17 @@ from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.argument_checks import WHOLE_MAX, whole
 from cystore._native.record.message import Message, message_at, messages_in
 from cystore._native.record.window import LogWindow
-from cystore.config import StoreConfig
+from cystore.config import LOG_FOLDER, StoreConfig
 from cystore.engine.files.cold_pages import ColdPages, memory_bytes
+from cystore.engine.files.log_folders import LogFolders
 from cystore.engine.files.mappings import Mappings
+from cystore.engine.files.multi_path_queue import MultiPathMappedFileQueue
 from cystore.engine.files.segments import MappedFileQueue, Mode
 from cystore.engine.log.log_windows import LogWindows, read_range
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.engine.manifest.known_damage import KnownDamage
 from cystore.engine.manifest.manifest import Manifest
+from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import BLANK_SIZE_MIN, MAGIC, RECORD_MAGIC_BLANK
 from cystore.system import files
@@ -26,7 +30,7 @@ from cystore.system.folders import check_place
 
 log = logging.getLogger("cystore")
 
-DIRECTORY = "commitlog"
+DIRECTORY = LOG_FOLDER
 MARKER = "CYSTORE"
 SCAN_BATCH = 256
 CHECKED_BYTES = 1 << 20
@@ -45,7 +49,11 @@ class CommitLog:
         manifest: Manifest,
         mappings: Mappings | None = None,
     ) -> None:
-        self.files = MappedFileQueue(
+        self.folders = LogFolders.of(root)
+        queue: Callable[..., MappedFileQueue] = MappedFileQueue
+        if self.folders is not None:
+            queue = partial(MultiPathMappedFileQueue, self.folders, Policy(manifest, config).now)
+        self.files = queue(
             root,
             root / DIRECTORY,
             config.mapped_file_size_commit_log_bytes,
@@ -229,10 +237,14 @@ class CommitLog:
 
     def mark_cystore_records(self) -> None:
         """Makes the marker durable that keeps RocketMQ from loading (and cutting) a log with records it cannot read."""
-        marker = self.files.directory / MARKER
-        if not marker.exists():
-            # It removes the file again if the file's name may not be durable.
-            files.create_sized(self._root, marker, 0, 0)
+        places = [(self.files.directory, self._root)]
+        if self.folders is not None:
+            places = [(folder.path, folder.room) for folder in self.folders.folders]
+        for folder, room in places:
+            marker = folder / MARKER
+            if not marker.exists():
+                # It removes the file again if the file's name may not be durable.
+                files.create_sized(room, marker, 0, 0)
 
 
 def tell_cleaned(commit_log: CommitLog, begin: int, end: int) -> None:

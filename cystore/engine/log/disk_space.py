@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 from cystore._native.memory.control import Control
 from cystore.config import StoreConfig
+from cystore.engine.files.log_folders import LogFolders, space_of
 from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import StoreFullError
 from cystore.layout import FLAGS
-from cystore.system import files
 
 log = logging.getLogger("cystore")
 
@@ -19,10 +18,14 @@ DISK_FULL = FLAGS["FLAG_DISK_FULL"][0]
 
 
 class DiskSpace:
-    """Watches the file system that holds the store, also inside quotas and on loop mounts."""
+    """Watches the file system that holds the store, also inside quotas and on loop mounts. If the log has several
+    folders, the disk of one of them needs space, too."""
 
-    def __init__(self, root: Path, control: Control, policy: Policy) -> None:
+    def __init__(
+        self, root: Path, control: Control, policy: Policy, log_folders: LogFolders | None = None
+    ) -> None:
         self._root, self._control, self._policy = root, control, policy
+        self._log_folders = log_folders
 
     @property
     def _config(self) -> StoreConfig:
@@ -33,10 +36,12 @@ class DiskSpace:
         return self._look()[0]
 
     def _look(self) -> tuple[float, int]:
-        with files.translated(self._root):
-            found = os.statvfs(self._root)
-        used, free = found.f_blocks - found.f_bfree, found.f_bavail
-        return 100.0 * used / max(used + free, 1), free * found.f_frsize
+        used, free_bytes = space_of(self._root)
+        if self._log_folders is not None:
+            spaces = self._log_folders.spaces().values()
+            used = max(used, min(space.used_percent for space in spaces))
+            free_bytes = min(free_bytes, max(space.free_bytes for space in spaces))
+        return used, free_bytes
 
     def _full(self) -> str:
         """The reason to refuse writes; empty if there is none."""

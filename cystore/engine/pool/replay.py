@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
-from cystore.engine.files.segments import file_name
+from cystore.engine.files.log_folders import log_paths, make_segment, segment_path
 from cystore.engine.manifest.manifest import Found
 from cystore.engine.pool.buffers import SHARED_MEMORY, Taken, folder_of, remove_buffers, taken_in
 from cystore.errors import StoreFormatError
@@ -22,7 +22,6 @@ from cystore.system.ranges import file_ranges
 
 log = logging.getLogger("cystore")
 
-DIRECTORY = "commitlog"
 PIECE_BYTES = 1 << 20
 ENABLE = "transient_store_pool_enable"
 
@@ -43,7 +42,7 @@ def replay_pool(root: Path, found: Found, config: StoreConfig, *, crashed: bool)
     buffers, copied = taken_in(files.names(folder)), 0
     _check_lengths(root, folder, buffers)
     for taken in buffers:
-        copied += _replay(root, folder, taken, minimum)
+        copied += _replay(root, folder, taken, minimum, config)
         failpoint("pool.replayed")
     remove_buffers(folder)
     log.warning("%s: %d bytes came from the buffers of the pool, which a crash left", root, copied)
@@ -79,10 +78,9 @@ def _left_behind(root: Path, manifest: Found, crashed: bool) -> Path | None:
 
 def _check_lengths(root: Path, folder: Path, buffers: list[Taken]) -> None:
     """Raises StoreFormatError, before anything is changed, for a buffer that is not as long as the segments."""
-    segments = root / DIRECTORY
-    names = files.names(segments) if segments.is_dir() else set()
+    segments = [entry for place in log_paths(root) for entry in files.entries(place)]
     lengths = {taken.name: _length(folder / taken.name) for taken in buffers}
-    whole = [_length(segments / name) for name in names if name.isdecimal()] or [*lengths.values()]
+    whole = [_length(entry.path) for entry in segments if entry.name.isdecimal()] or [*lengths.values()]
     for name, length in lengths.items():
         if length != max(whole):
             raise StoreFormatError(
@@ -97,16 +95,16 @@ def _length(path: Path) -> int:
         return file_ranges.length_of(fd, path)
 
 
-def _replay(root: Path, folder: Path, taken: Taken, minimum: int) -> int:
+def _replay(root: Path, folder: Path, taken: Taken, minimum: int, config: StoreConfig) -> int:
     """Copies one buffer; returns the number of bytes that the segment did not have."""
     source, copied = folder / taken.name, 0
-    target = root / DIRECTORY / file_name(taken.base)
+    target = segment_path(root, taken.base)
     with files.opened(source) as buffer:
         length = file_ranges.length_of(buffer, source)
         if taken.base + length <= minimum:
             return 0
         if not target.exists():
-            files.create_sized(root, target, length, length)
+            target = make_segment(root, taken.base, length, config)
         file_ranges.extend(target, length)
         with files.opened(target, os.O_RDWR) as segment:
             for at in range(taken.begin - taken.base, length, PIECE_BYTES):

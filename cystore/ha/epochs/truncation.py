@@ -57,7 +57,7 @@ def truncate_if_ordered(root: Path, file_bytes: int) -> None:
     reader = LogReader(root, file_bytes)
     try:
         if not kept and _has_content(reader, position):
-            pieces = pieces_of(reader.directory, reader.file_bytes, position, end)
+            pieces = pieces_of(reader.path, reader.file_bytes, position, end)
             kept = put_aside(root, pieces, copy_name(position, end))
             failpoint("cut.kept")
             manifest.set_section(SECTION, {"from": position, "to": end, "kept": kept})

@@ -11,6 +11,7 @@ from cystore._native.record.properties import light_places
 from cystore._native.scan import log_walk
 from cystore._native.system import log_files
 from cystore._native.system.descriptor import Descriptor
+from cystore.engine.files.log_folders import LogFolders
 from cystore.engine.files.segments import OURS, base_of_name, file_name
 from cystore.engine.log.commit_log import DIRECTORY
 from cystore.errors import StoreFormatError
@@ -50,11 +51,16 @@ class LogReader:
 
     def __init__(self, root: Path, configured_bytes: int, folder: str = DIRECTORY) -> None:
         self.directory = root / folder
-        self.lengths = self._list()
+        self._places: dict[int, Path] = {}  # the folder of each file, if the log has several
+        several = LogFolders.of(root) if folder == DIRECTORY else None
+        if several is None:
+            self.lengths = self._list()
+        else:
+            self.lengths, self._places = several.sizes()
         self.bases = sorted(self.lengths)
         self.file_bytes = self._file_bytes(configured_bytes)
         self._file: Descriptor | None = None
-        self._folder: Descriptor | None = None
+        self._folders: dict[Path, Descriptor] = {}  # opened
         self._file_base = -1
         for base, length in self.lengths.items():
             if length > self.file_bytes:
@@ -127,7 +133,10 @@ class LogReader:
         )
 
     def path(self, base: int) -> Path:
-        return self.directory / file_name(base)
+        return self._place(base) / file_name(base)
+
+    def _place(self, base: int) -> Path:
+        return self._places.get(base, self.directory)
 
     def base_of(self, offset: int) -> int:
         return offset - offset % self.file_bytes
@@ -136,7 +145,7 @@ class LogReader:
         return base in self.lengths
 
     def close(self) -> None:
-        self._file = self._folder = None
+        self._file, self._folders = None, {}
         self._file_base = -1
 
     def _open(self, base: int) -> int:
@@ -144,23 +153,26 @@ class LogReader:
         OSError."""
         if self._file is None or self._file_base != base:
             self._file, self._file_base = None, -1
-            self._file = folders.open_file_in(self._opened_folder(), file_name(base))
+            self._file = folders.open_file_in(self._opened_folder(base), file_name(base))
             self._file_base = base
         return self._file.fd
 
-    def _opened_folder(self) -> int:
-        if self._folder is None:
-            self._folder = folders.open_folder(self.directory)
-        return self._folder.fd
+    def _opened_folder(self, base: int) -> int:
+        place = self._place(base)
+        if place not in self._folders:
+            self._folders[place] = folders.open_folder(place)
+        return self._folders[place].fd
 
     def read_files_into(self, base: int, buffer: bytearray) -> int:
         """Fills `buffer` with whole consecutive files from `base` on; returns the number of bytes. 0 if the first one
         has to be read by itself, for its error."""
         count, most = 0, len(buffer) // self.file_bytes
-        while count < most and base + count * self.file_bytes in self.lengths:
+        while count < most and (at := base + count * self.file_bytes) in self.lengths:
+            if self._place(at) != self._place(base):
+                break
             count += 1
         try:
-            folder = self._opened_folder()
+            folder = self._opened_folder(base)
         except OSError:
             return 0
         return log_files.read_files(folder, base, self.file_bytes, count, buffer) * self.file_bytes
