@@ -26,6 +26,7 @@ from cystore.columns.object_store import ObjectStore, in_parallel
 from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.reading.snapshot import LogRange
+from cystore.engine.files.log_folders import FILE as LOG_FOLDERS
 from cystore.engine.files.segments import OURS, base_of_name, file_name
 from cystore.engine.inspect.stats import QueueRange
 from cystore.engine.log.commit_log import DIRECTORY
@@ -60,6 +61,7 @@ class SealedLog:
         self.path, self.object_store = url, object_store
         self._folder = f"{url}/{DIRECTORY}"
         lengths = self._list()
+        self._check_folders()
         if not lengths:
             object_store.check_folder(url)
             raise StoreFormatError(
@@ -86,6 +88,19 @@ class SealedLog:
                 path=missing.path,
                 offset=missing.begin,
             )
+
+    def _check_folders(self) -> None:
+        """Refuses a store whose log has several folders: a URL leads to its own one only."""
+        url = f"{self.path}/config/{LOG_FOLDERS}"
+        try:
+            self.object_store.open_file(url).close()
+        except FileNotFoundError:
+            return
+        raise StoreFormatError(
+            "the log of this store has several folders, which a reader by URL does not find: read it by its path, or "
+            "read a copy that `cystore snapshot` made",
+            path=url,
+        )
 
     def _list(self) -> dict[int, int]:
         found = {}

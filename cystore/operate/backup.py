@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cystore
-from cystore.config import StoreConfig
+from cystore.config import LOG_PATHS, StoreConfig
 from cystore.consumers.table import NAME as GROUP_TABLE
 from cystore.derived.files.known_queues import NAME as QUEUE_TABLE
 from cystore.derived.files.offsets import (
@@ -37,6 +37,8 @@ from cystore.engine.files import checkpoint
 from cystore.engine.files.checkpoint import CheckpointFields, read_checkpoint, render_checkpoint
 from cystore.engine.files.compacted_file import FOLDER as COMPACTED
 from cystore.engine.files.compacted_file import open_newest
+from cystore.engine.files.log_folders import FILE as LOG_FOLDERS
+from cystore.engine.files.log_folders import segment_path
 from cystore.engine.files.quarantine import QUARANTINE
 from cystore.engine.files.segments import file_name
 from cystore.engine.inspect.recognize import check_is_store
@@ -97,7 +99,11 @@ class _Small:
         kept = {}
         for entry in files.entries(root / CONFIG):
             # The offsets are rewritten from the checked content.
-            ours = entry.name.startswith(QUEUE_OFFSETS) or entry.name in (QUEUE_TABLE, GROUP_TABLE)
+            ours = entry.name.startswith(QUEUE_OFFSETS) or entry.name in (
+                QUEUE_TABLE,
+                GROUP_TABLE,
+                LOG_FOLDERS,
+            )
             if ours or entry.name.endswith(".bak") or not entry.is_file():
                 continue
             data = files.read_if_there(entry.path)
@@ -242,7 +248,7 @@ class _Copy:
 
     def _copy_segment(self, base: int, end: int) -> None:
         """A segment's bytes up to a place in the log, and zeros behind it."""
-        source, copy = self._path(self._store.path, base), self._path(self._draft, base)
+        source, copy = segment_path(self._store.path, base), self._path(self._draft, base)
         file_ranges.copy_ranges(self._draft, [(source, 0, min(self._file_bytes, end - base))], copy)
         file_ranges.extend(copy, self._file_bytes)
 
@@ -276,7 +282,8 @@ class _Copy:
         for name, data in small.config.items():
             files.write_whole(draft, draft / CONFIG / name, data, keep_last=False)
         write_queue_offsets(draft, small.offsets)
-        facts = replace(small.facts, log_begin=begin)
+        own = {name: value for name, value in small.facts.settings.items() if name not in LOG_PATHS}
+        facts = replace(small.facts, settings=own, log_begin=begin)
         manifest_file.create(draft, max(1, facts.sequence), render(facts))
         # Nothing is derived yet; the open walks the whole log, as after a crash.
         fields = at._replace(logics_timestamp=0, index_timestamp=0, index_watermark=0)
@@ -306,6 +313,8 @@ def proven(
         create=False,
         exclusive=True,
         read_only=False,
+        store_path_commit_log="",
+        read_only_commit_log_store_paths="",
         services=(),
         allocate_ahead_bytes=4096,
         populate_ahead_bytes=0,

@@ -7,7 +7,9 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from cystore.engine.files.log_folders import LogFolders, log_paths, space_of
 from cystore.engine.inspect.recognize import check_is_store
 from cystore.engine.log.commit_log import DIRECTORY, MARKER
 from cystore.recovery.walk.abort_file import ABORT_NAME
@@ -108,7 +110,23 @@ def files_below(folder: Path) -> Iterator[tuple[str, FileUse]]:
 
 def segments(root: Path) -> list[FileUse]:
     """The commit log's files, oldest first."""
-    return [use for name, use in files_below(root / DIRECTORY) if name != MARKER]
+    found = [use for folder in log_paths(root) for name, use in files_below(folder) if name != MARKER]
+    return sorted(found, key=lambda use: use.name)
+
+
+def log_folders(root: Path) -> list[dict[str, Any]]:
+    """The folders of a log that has several."""
+    several = LogFolders.of(root)
+    return [
+        {
+            "path": str(folder.path),
+            "new_files": folder.writable,
+            "segments": sum(name != MARKER for name, _ in files_below(folder.path)),
+            "disk_free_bytes": space_of(folder.path).free_bytes,
+            "disk_used_percent": round(space_of(folder.path).used_percent, 1),
+        }
+        for folder in (() if several is None else several.folders)
+    ]
 
 
 def disk_use(root: Path) -> dict[str, Use]:
@@ -119,4 +137,8 @@ def disk_use(root: Path) -> dict[str, Use]:
         folder, slash, _ = path.partition("/")
         parts.setdefault(folder if slash else "other", Use()).add(use)
         total.add(use)
+    for place in log_paths(root)[1:]:
+        for _, use in files_below(place):
+            parts.setdefault(str(place), Use()).add(use)
+            total.add(use)
     return {**dict(sorted(parts.items())), "total": total}

@@ -39,6 +39,7 @@ def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
         "file_system": platform.file_system(args.path),
         "has_cystore_records": state.has_cystore_records,
         "segments": [dataclasses.asdict(segment) for segment in facts.segments(args.path)],
+        "log_folders": facts.log_folders(args.path),
         "checkpoint": read_checkpoint(args.path)._asdict(),
         "holes": [dataclasses.asdict(hole) for hole in read_damaged_ranges(args.path)],
         "compaction": _compaction(args.path),
@@ -86,6 +87,12 @@ def _show(info: dict[str, Any]) -> None:
         for s in info["segments"]
     ]
     write_table(("file", "length", "on disk", "written"), rows)
+    if info["log_folders"]:
+        rows = [
+            (f["path"], f["segments"], "yes" if f["new_files"] else "no", size_text(f["disk_free_bytes"]))
+            for f in info["log_folders"]
+        ]
+        write_table(("folder", "segments", "new ones", "free"), rows)
     if "positions" in info:
         _show_queues(info)
         _show_needs(info["needs"])

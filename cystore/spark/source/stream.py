@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 
 from cystore.columns.arrow import FOREVER, ReadSettings, RowFilter, plan_ranges
 from cystore.derived.reading.snapshot import LogSnapshot
+from cystore.engine.files.log_folders import log_paths
 from cystore.errors import OffsetError
 from cystore.spark.options import EARLIEST, LATEST, ReadOptions
 from cystore.spark.source import followed_store
@@ -82,7 +83,7 @@ class Stores:
 
 
 def _times(path: str) -> tuple[int, ...]:
-    places = (Path(path), Path(path, "commitlog"), Path(path, "checkpoint"))
+    places = (Path(path), *log_paths(Path(path)), Path(path, "checkpoint"))
     return tuple(place.stat().st_mtime_ns for place in places if place.exists())
 
 
