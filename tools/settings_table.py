@@ -34,6 +34,9 @@ UNITS = {
 }  # fmt: skip
 
 STORE: dict[str, str] = {
+    "store_path_commit_log": "[the log's folders](production.md#a-log-on-several-disks), with commas; empty: "
+    "`commitlog` in the store",
+    "read_only_commit_log_store_paths": "folders of the log that get no new segment",
     "mapped_file_size_commit_log_bytes": "length of a segment of the log",
     "mapped_file_size_consume_queue_bytes": "length of a file of a queue; 20 bytes a message",
     "enable_consume_queue_ext": "extended queue entries, for [registered filters](filters.md#registered-filters)",
