@@ -17,10 +17,12 @@ from cystore.engine.files import log_folders
 from cystore.engine.files.log_folders import LogFolders, Space
 from cystore.engine.files.segments import file_name
 from cystore.engine.log import disk_space
-from tests.support.checks import everything
+from tests.support.checks import check, everything
 from tests.support.cleaning import check_cleaned, fill, filled
 from tests.support.clock import turn
 from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
+from tests.support.process import Process
+from tests.support.processes.writers import acknowledged, start
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 
 HOUR_MS = 3_600_000
@@ -427,8 +429,10 @@ def test_damage_in_another_folder_is_kept_aside(path, others):
     assert os.listdir(path / "quarantine")
 
 
-def test_a_file_behind_the_logs_end_goes_to_quarantine(path, others):
+def test_a_file_behind_the_logs_end_goes_to_quarantine(path, others, tmp_path):
     """A rename cannot go from one disk to another: the file is copied."""
+    others[0] = tmp_path / "another disk"
+    others[0].mkdir()
     with open_small(path, **several(others)) as store:
         put = filled(store)
     last = max(where(path, others))
@@ -473,13 +477,20 @@ def test_a_reader_by_url_refuses(path, others):
         sealed.SealedLog(where, url)
 
 
-def test_a_pool_commits_into_all_folders(path, others):
+POOL = {"transient_store_pool_enable": True, "transient_store_pool_size": 3}
+
+
+def test_a_pool_commits_into_all_folders(path, others, tmp_path):
     """And what a crash left in its buffers goes where the rule says."""
-    with open_small(
-        path, **several(others), transient_store_pool_enable=True, transient_store_pool_size=3
-    ) as store:
-        put = filled(store)
-        check_cleaned(store, put)
-    assert all(segments_in(folder) for folder in others)
+    with Process() as victim:
+        start(victim, path, tmp_path / "log", 1, {**SETTINGS, **several(others), **POOL})
+        victim.do("work(400)")
+        victim.do("store.put('last', b'only in a buffer').physical_offset")
+        victim.kill()
     with open_small(path) as store:
-        assert sum(map(len, everything(store).values())) == len(put)
+        assert len(everything(store)["last", 0]) == 1
+        check(store, acknowledged(tmp_path / "log"))
+    found = where(path, others)
+    names = sorted(map(str, [path / "commitlog", *others]))
+    assert set(found.values()) == {path / "commitlog", *others}
+    assert all(str(folder) == names[base // LOG_BYTES % 3] for base, folder in found.items())
