@@ -105,8 +105,8 @@ class CopiedLog:
         """The memory for the next bytes; the caller tells their number to `took`."""
         if self._end == len(self._bytes):
             left = self._end - self._begin
-            if self._begin == 0:
-                self._bytes = bytearray(2 * len(self._bytes))  # the record is longer than the memory
+            if self._begin == 0:  # the record is longer than the memory
+                self._bytes = self._bytes + bytearray(len(self._bytes))
             else:
                 self._bytes[:left] = self._bytes[self._begin : self._end]
                 self._begin, self._end = 0, left

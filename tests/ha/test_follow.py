@@ -42,6 +42,21 @@ def port() -> int:
     return free_port()
 
 
+def test_a_record_that_is_longer_than_the_slaves_memory_comes_at_once(tmp_path, port, caplog):
+    """Seen: the memory grew without the bytes that it had. The slave found zeros, and connected anew, with more memory,
+    until the record fitted in."""
+    large = {"mapped_file_size_commit_log_bytes": 1 << 24, "max_message_size_bytes": 1 << 23}
+    with (
+        cystore.open(tmp_path / "master", **masters(port, **large)) as master,
+        cystore.open(tmp_path / "slave", **slaves(port, **large)) as slave,
+    ):
+        fill(master, 10)
+        master.put("T", bytes(range(256)) * 20_000)
+        wait_log(slave, wrote(master))
+        check_equal(master, slave)
+    assert "not an intact record" not in caplog.text
+
+
 def test_a_slave_follows_from_the_first_record_on(tmp_path, port):
     with cystore.open(tmp_path / "master", **masters(port)) as master:
         fill(master, 300)
