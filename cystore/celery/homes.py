@@ -31,7 +31,7 @@ from celery.utils.functional import LRUCache
 from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyError, StoreError, clock
 from cystore.celery.base import greenlets, records
 from cystore.celery.base.events import EVENTS, Event
-from cystore.celery.base.identity import known_id_of
+from cystore.celery.base.identity import known_home_of
 from cystore.celery.base.queues import declared
 from cystore.system.store_lock import locked_byte
 
@@ -68,7 +68,7 @@ class HomeAwayError(ResultsElsewhereError, ResultTimeoutError):
 
 def own_id(backend: CystoreBackend) -> str | None:
     """The id of this process's store; None without one."""
-    return known_id_of(backend.store) if backend.location.path else None
+    return known_home_of(backend.store) if backend.location.path else None
 
 
 def setting(app: Any) -> str | None:

@@ -15,6 +15,7 @@ from cystore.engine.log.append_policy import FLUSH_SYNC, AppendPolicy
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import CorruptRecordError, MessageIllegalError, ReplicationError
+from cystore.ha.home import keep_home
 from cystore.layout import CONSTANTS
 
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
@@ -39,6 +40,10 @@ class CopiedLog:
         self._bytes = bytearray(ROOM_BYTES)
         self._begin = self._end = 0  # of the bytes that are not appended yet
         self._skip = 0  # bytes of a blank that are still to come
+
+    def of_home(self, home: str) -> None:
+        """Notes the id of the log, as its master named it."""
+        keep_home(self._manifest, home)
 
     @property
     def received(self) -> int:

@@ -21,6 +21,7 @@ from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import ReplicationError, StoreClosedError, StoreError, StoreResourceError
 from cystore.ha.connection import SlaveConnection
 from cystore.ha.epochs.session import Session
+from cystore.ha.home import named_home
 from cystore.ha.link.secret import check_unencrypted, masters_context, read_secret, wrapped
 from cystore.ha.link.sockets import ours
 from cystore.ha.link.wire import Hello
@@ -135,7 +136,8 @@ class Master:
         minimum = self._control.min_physical_offset
         store_id = self._manifest.snapshot().store_id
         epoch = 0 if self._session is None else self._session.epoch
-        return Hello(store_id, minimum, self._control.wrote, self._commit_log.file_bytes, nonce, epoch)
+        home = named_home(self._commit_log.files.root, self._manifest)
+        return Hello(store_id, minimum, self._control.wrote, self._commit_log.file_bytes, nonce, epoch, home)
 
     def _accept(self) -> None:
         try:

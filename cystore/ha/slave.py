@@ -96,6 +96,8 @@ class Slave:
             if self._membership is not None:
                 self._join(self._membership, hello)
             self._compare(hello)
+            if self._membership is None:
+                self._copied.of_home(hello.home)
             self.masters_end = hello.wrote
             if self._copied.is_empty:
                 self._copied.begin_at(hello.min_physical_offset)

@@ -244,6 +244,21 @@ class StoreUpkeep(ABC):
 
             refuse_by_flags(parts.control.flags, parts.root, partial(master_of, parts.manifest, parts.root))
 
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the group of this store elected it as master; 0 in any other store. Costs a
+        microsecond."""
+        return self._attached().control.epoch
+
+    def wait_replicated(self) -> None:
+        """Returns when everything appended so far is replicated, as after a put with flush="replicated". Raises its
+        errors."""
+        from cystore.engine.log.append_policy import FLUSH_REPLICATED
+
+        parts = self._writable()
+        if parts.appender is not None:
+            parts.appender.policy.reach(parts.control.wrote, FLUSH_REPLICATED)
+
     def check_room(self, *, refused: bool = False) -> None:
         """Raises StoreFullError while puts are refused because the disk is full. Looks at the disk in that case, or
         after a put was `refused`; otherwise it costs a microsecond."""

@@ -1,39 +1,57 @@
-"""The identity of a store: the uuid in ``config/storeId``, which moves with the directory."""
+"""The identity of a store: the uuid in ``config/storeId``, which moves with the directory; and its home, the id of its
+log, which the store shares with its replicas."""
 
 from __future__ import annotations
 
-import contextlib
-import uuid
 import weakref
 
-from cystore import MessageStore, StoreFormatError
-from cystore.system import files
-
-STORE_ID = "storeId"
+from cystore import MessageStore, StoreError, StoreIsSlaveError
+from cystore.engine.manifest.manifest import read_facts
+from cystore.ha import home
+from cystore.ha.role import role_of
 
 _known: weakref.WeakKeyDictionary[MessageStore, str] = weakref.WeakKeyDictionary()
 
 
 def store_id_of(store: MessageStore) -> str:
-    """The id of a store, made by the first process that asks. Raises StoreFormatError if it is damaged, and
+    """The id of a store's directory, made by the first process that asks. Raises StoreFormatError if it is damaged, and
     StoreMovedError if it would be made where the store is no more."""
-    path = store.path / "config" / STORE_ID
-    if not path.exists():
+    found = home.directory_id(store.path)
+    if not found:
         store.check_usable()  # `store.path` is a name: it would make a directory for the id
-        with files.temporary(store.path) as draft:
-            files.write_whole(store.path, draft, str(uuid.uuid4()).encode(), keep_last=False)
-            with contextlib.suppress(FileExistsError):  # another process was first
-                files.move(draft, path)
-    text = files.read_all(path).decode("ascii", "replace").strip()
-    try:
-        return str(uuid.UUID(text))
-    except ValueError:
-        raise StoreFormatError(f"the store's id is damaged: {text[:40]!r}", path=path) from None
+        found = home.made_directory_id(store.path)
+    return found
 
 
-def known_id_of(store: MessageStore) -> str:
-    """`store_id_of`, read once for each open store."""
+def known_home_of(store: MessageStore) -> str:
+    """The home that a store keeps: the id of its log. A replica has that of its master; before it knows its master, it
+    has the id of its directory. The id is read once for each open store, as soon as it is final."""
     found = _known.get(store)
     if found is None:
-        found = _known[store] = store_id_of(store)
+        facts = read_facts(store.path)[0]
+        found = home.home_of(store.path, facts)
+        if not found:
+            own = store_id_of(store)
+            if role_of(facts).is_slave or role_of(facts).is_elected:
+                return own
+            found = own
+        _known[store] = found
     return found
+
+
+def is_replica(store: MessageStore) -> bool:
+    """Whether only another store appends to this log: the store is a slave, or a member of a group that is not its
+    elected master."""
+    try:
+        store.check_takes_puts()
+    except StoreIsSlaveError:
+        return True
+    except StoreError:  # a put reports it
+        return False
+    return False
+
+
+def is_master(store: MessageStore) -> bool:
+    """Whether a record that is appended now stays in the log: the store is no replica, and the lease of an elected
+    master lasts by this host's clock."""
+    return not is_replica(store) and (not store.epoch or store.stats()["lease_left_ms"] > 0)

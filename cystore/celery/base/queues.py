@@ -70,12 +70,12 @@ def consume_when_ready(sender: Any, **_signal: Any) -> None:
     location = location_of(sender.app)
     if location is None:
         return
-    from cystore.celery.base.identity import known_id_of
+    from cystore.celery.base.identity import known_home_of
     from cystore.celery.stores import open_shared
     from cystore.errors import StoreError
 
     try:
-        name = queue_of_store(known_id_of(open_shared(location, sender.app)))
+        name = queue_of_store(known_home_of(open_shared(location, sender.app)))
     except StoreError as error:
         log.error("this worker cannot open its store, and does no duties for it: %s", error)
         return

@@ -37,7 +37,7 @@ from celery.utils.saferepr import saferepr
 
 from cystore import MessageIllegalError, MessageStore, StoreFullError, StoreNotWritableError
 from cystore.celery.base import events, records
-from cystore.celery.base.identity import known_id_of
+from cystore.celery.base.identity import known_home_of
 from cystore.celery.base.processes import in_pool
 from cystore.celery.homes import HOME
 from cystore.celery.lifecycle import payload
@@ -91,7 +91,7 @@ class Lifecycle:
         if store is None or store.closed:
             store = self._store = open_shared(self.location, self._app())
             self._light.forget()
-        if details.get("home") is not None and details["home"] == known_id_of(store):
+        if details.get("home") is not None and details["home"] == known_home_of(store):
             del details["home"]
         queue_id, properties = self._places.get(name) or self._place(name)
         body = events.body_of(details)

@@ -11,6 +11,7 @@ from cystore.config import StoreConfig
 from cystore.engine.manifest.manifest import read_facts
 from cystore.errors import ElectionError, StoreError
 from cystore.ha.election.orders import group_of
+from cystore.ha.home import home_of
 from cystore.ha.role import Role, role_of
 from cystore.ha.status import ReplicationStatus, read_status
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
@@ -49,6 +50,7 @@ def facts(parts: Attachment) -> dict[str, Any]:
         "wrote": wrote,
         "min_physical_offset": parts.control.min_physical_offset,
         "at_ms": status.at_ms,
+        "home": home_of(parts.root, parts.manifest.snapshot()),
         "alive": not status.is_old,
         "pid": status.pid,
     }
@@ -109,6 +111,8 @@ def _run_status(args: argparse.Namespace) -> int:
         write_json(found)
         return OK if peers else FOUND_WRONG
     write_line(f"role: {found['role']}, log from {found['min_physical_offset']} to {found['wrote']}")
+    if found["home"]:
+        write_line(f"home of Celery's tasks: {found['home']}")
     if "group" in found:
         _show_group(found)
     if is_replica:

@@ -7,7 +7,6 @@ the store continues the epoch: the lease belongs to the store, not to the proces
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable
 
 from cystore._native.append.appender import Appender
@@ -29,6 +28,7 @@ from cystore.ha.epochs.in_sync import InSync
 from cystore.ha.epochs.membership import CutNeededError, Membership
 from cystore.ha.epochs.session import Session
 from cystore.ha.epochs.truncation import order_truncation, ordered_truncation
+from cystore.ha.home import new_log_id
 from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
 from cystore.ha.role import FLAG_SLAVE, Role, advertised, end_slave, role_of
@@ -166,7 +166,7 @@ class ElectedReplication:
         if view.wanted and view.wanted != role.member and state is not None and view.wanted in state.in_sync:
             return self._pause(f"leaves the election to {view.wanted}")
         if state is None:
-            log_id = history.log_id or secrets.token_hex(16)
+            log_id = history.log_id or new_log_id(self._root)
             waited_ms = (monotonic_s() - self._since_s) * 1000
             if self._control.wrote == 0 and waited_ms < self._config.ha_lease_ms:
                 return self._pause("empty: leaves the first election to a store with a log for a while")

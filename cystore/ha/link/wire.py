@@ -57,7 +57,7 @@ FRAME_BYTES_MAX = 64 << 20  # of log in one frame; RocketMQ's slave takes no mor
 @dataclass(frozen=True)
 class Hello:
     """The greeting of a cystore master, about its log. `nonce`: hexadecimal, empty if it asks for no secret. `epoch`: 0
-    if it was not elected."""
+    if it was not elected. `home`: the id of the log for Celery, empty from earlier releases."""
 
     store_id: str
     min_physical_offset: int
@@ -65,6 +65,7 @@ class Hello:
     file_bytes: int
     nonce: str = ""
     epoch: int = 0
+    home: str = ""
 
     def frame(self) -> bytes:
         return talk(HELLO, json.dumps(asdict(self)).encode())
@@ -76,7 +77,7 @@ class Hello:
             fields: Any = json.loads(data)
             numbers = [fields[name] for name in ("min_physical_offset", "wrote", "file_bytes")]
             numbers.append(fields.get("epoch", 0))
-            texts = [fields["store_id"], fields.get("nonce", "")]
+            texts = [fields["store_id"], fields.get("nonce", ""), fields.get("home", "")]
             bytes.fromhex(texts[1])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ReplicationError(f"the master's greeting cannot be read: {error!r}") from None
@@ -92,7 +93,7 @@ class Hello:
             and 0 <= epoch < 1 << 62
         ):
             raise ReplicationError(f"the master's greeting makes no sense: {fields!r}")
-        return cls(texts[0], begin, end, file_bytes, texts[1], epoch)
+        return cls(texts[0], begin, end, file_bytes, texts[1], epoch, texts[2])
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from celery.exceptions import ImproperlyConfigured
 import cystore
 from cystore import MessageStore, StoreFormatError
 from cystore.celery import tasks
-from cystore.celery.base import identity
 from cystore.celery.base.duty_leases import acquire, last_token, lease, redis_of
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.duties import duty_runs
 from cystore.celery.duties.duty_runs import ALL, REPUT, STEP_BYTES
+from cystore.ha import home
 from cystore.services.duty_table import Outcome
 
 DUTY = REPUT.name
@@ -364,21 +364,21 @@ def test_a_store_keeps_its_id(store, tmp_path):
 
 def test_two_that_make_the_id_at_once_agree(store, monkeypatch):
     """Between the look and the rename another process made it."""
-    move = identity.files.move
+    move = home.files.move
 
     def raced(source, target):
         target.parent.mkdir(exist_ok=True)
         target.write_text("12345678-1234-5678-1234-567812345678")
         move(source, target)
 
-    monkeypatch.setattr(identity.files, "move", raced)
+    monkeypatch.setattr(home.files, "move", raced)
     assert store_id_of(store) == "12345678-1234-5678-1234-567812345678"
     assert not list((store.path / "tmp").iterdir())
 
 
 def test_a_damaged_id_is_an_error(store):
     store_id_of(store)
-    (store.path / "config" / identity.STORE_ID).write_text("not an id")
+    (store.path / "config" / "storeId").write_text("not an id")
     with pytest.raises(StoreFormatError, match="id is damaged"):
         store_id_of(store)
 

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
-from cystore.celery.base.identity import known_id_of, store_id_of
+from cystore.celery.base.identity import known_home_of, store_id_of
 from cystore.celery.base.store_watch import EXIT_CODE
 from cystore.celery.stores import SERVER, close_shared
 from cystore.layout import FLAGS
@@ -179,7 +179,7 @@ def test_no_id_is_made_where_a_store_is_no_more(tmp_path):
             store_id_of(store)
         assert not path.exists()
         (tmp_path / "moved").rename(path)
-        assert store_id_of(store) == known_id_of(store)
+        assert store_id_of(store) == known_home_of(store)
     finally:
         store.close()
 

@@ -18,7 +18,7 @@ from celery.result import AsyncResult
 import cystore
 from cystore.celery import history, homes
 from cystore.celery.base import queues, records
-from cystore.celery.base.identity import known_id_of, store_id_of
+from cystore.celery.base.identity import known_home_of, store_id_of
 from cystore.celery.chords import chord_steps
 from tests.celery.conftest import PATIENCE_S, Fleet, Worker, fleet_in, wait_until
 from tests.support.celery import work
@@ -292,7 +292,7 @@ def test_records_for_another_store_are_refused(backend):
 
 
 def test_a_chord_that_was_opened_elsewhere_is_held_from_its_first_record_on(backend):
-    own = known_id_of(backend.store)
+    own = known_home_of(backend.store)
     opened = {**sent("g", "OPEN", 1)[0], "topic": records.CHORDS, "body": ""}
     assert backend.app.tasks[homes.HOME_RECORD].run(own, "0" * 32, [opened]) == 1
     (message,) = backend.store.scan()
@@ -309,7 +309,7 @@ def test_only_the_topics_of_results_come_through_the_broker(backend):
 def test_who_says_where_home_is(make_backend):
     """The home by the running task, else the setting, else the own store."""
     backend, other = make_backend(), make_backend(cystore_home=UNKNOWN_HOME)
-    own = known_id_of(backend.store)
+    own = known_home_of(backend.store)
     assert homes.home_of(backend) == own
     assert homes.home_of(other) == UNKNOWN_HOME
     assert homes.home_of(other, Context(id="t", cystore_home=own)) == own
@@ -324,7 +324,7 @@ def test_every_message_names_its_home(backend):
     with app.connection_for_read() as connection:
         queue = connection.SimpleQueue("named")
         seen = [queue.get(block=False).headers[homes.HOME] for _ in range(2)]
-    assert seen == [known_id_of(backend.store), UNKNOWN_HOME]
+    assert seen == [known_home_of(backend.store), UNKNOWN_HOME]
 
 
 def test_what_was_sent_to_another_home_is_not_waited_for(make_backend):
@@ -338,4 +338,4 @@ def test_a_damaged_store_id_is_named(backend):
     store_id_of(backend.store)
     (backend.store.path / "config" / "storeId").write_text("no id")
     with pytest.raises(cystore.StoreFormatError, match="storeId"):
-        known_id_of(backend.store)
+        known_home_of(backend.store)

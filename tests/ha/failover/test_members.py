@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import cystore
+from cystore.engine.manifest.manifest import read_facts
 from cystore.ha.election.etcd import Etcd
 from cystore.ha.election.group import Group, View
 from cystore.ha.election.orders import group_of, promote
+from cystore.ha.home import home_of
 from cystore.ha.link import wire
 from cystore.ha.role import FLAG_SLAVE, role_of
 from tests.support.ha.etcd import EtcdServer, needs_etcd
@@ -105,6 +107,8 @@ def test_the_store_with_a_log_is_the_first_master_and_the_others_get_all_of_it(t
         put(a)
         assert master(etcd) == "a"
         until(lambda: in_sync(etcd) == {"a", "b"})
+        homes = {home_of(store.path, read_facts(store.path)[0]) for store in (a, b)}
+        assert homes == {(a.path / "config" / "storeId").read_text()}, "tasks of Celery keep their home"
         for _ in range(20):
             done = put(a)
             assert wrote(b) >= done.physical_offset + done.size_bytes
