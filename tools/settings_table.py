@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cystore.celery import homes, stores
+from cystore.celery import homes, replicas, stores
 from cystore.celery.base import store_watch
 from cystore.celery.chords import chord_steps
 from cystore.celery.duties import answering
@@ -157,6 +157,8 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     ("cystore_redis_options", {}, "", "options of redis-py's client"),
     (answering.SETTING, True, "", ("a worker's main process answers when [other hosts](remote.md) read results "
                                   "of its store")),
+    (replicas.SETTING, None, "", ("the folder with the [replicas of other "
+                                  "homes](replication.md#celery-when-a-host-dies) on this host")),
     (client.SETTING, client.SILENT_S, "s",
      "a wait without a timeout ends after this time without an answer of the [other host](remote.md); `None`: never"),
     ("cystore_host_reput", False, "", "the worker's main process dispatches at once"),

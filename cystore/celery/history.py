@@ -7,7 +7,8 @@ demand.
         for transition in history.transitions(store, name="app.tasks.send", begin_ms=..., states=["FAILURE"]):
             print(transition.task_id, transition.traceback)
 
-`events` reads the lifecycle log, `transitions` the results, `entries` both. It needs no Celery app and no process that
+`events` reads the lifecycle log, `transitions` the results, `entries` both. Instead of a store they take `Stores`, and
+read several stores as one. It needs no Celery app and no process that
 dispatches. It unpickles nothing: a body that is not JSON shows only its type and size.
 """
 
@@ -27,6 +28,8 @@ from cystore.celery.base import events as layout
 from cystore.celery.base import reading, records
 from cystore.celery.base.events import Event
 from cystore.celery.base.reading import BATCH as BATCH
+from cystore.celery.base.reading import Stores as Stores
+from cystore.celery.base.reading import of_each
 from cystore.celery.versions import decompress_payload
 
 JSON = "application/json"
@@ -47,6 +50,7 @@ class Transition:
     content_type: str
     physical_offset: int
     _message: Message = field(repr=False, compare=False)
+    store: str = ""  # the path of the store that has it, if several stores are read as one
 
     @classmethod
     def of(cls, message: Message) -> Transition:
@@ -97,6 +101,7 @@ class Transition:
         return self.meta.get("traceback")
 
 
+@of_each
 def transitions(
     store: MessageStore,
     *,
@@ -115,6 +120,7 @@ def transitions(
                 yield transition
 
 
+@of_each
 def events(
     store: MessageStore,
     *,
@@ -157,6 +163,7 @@ def events(
             yield event
 
 
+@of_each
 def entries(
     store: MessageStore,
     *,
@@ -181,6 +188,7 @@ def entries(
     return _both(happened, stored)
 
 
+@of_each
 def failures(
     store: MessageStore, *, name: str | None = None, begin_ms: int = 0, end_ms: int | None = None
 ) -> Iterator[Event | Transition]:

@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 import cystore
+from cystore.celery.base import events
+from cystore.spark.task_events import task_events
+from cystore.spark.task_runs import read_runs
 from tests.spark.conftest import fill
+from tests.support.celery.logs import event_message
 from tests.support.small_stores import open_small
 
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
@@ -54,6 +58,19 @@ def test_every_column_of_every_message(spark, make_store):
         assert (row.sys_flag, row.store) == (message.sys_flag, str(store.path))
         stored = datetime.fromtimestamp(message.store_timestamp_ms / 1000, UTC).replace(tzinfo=None)
         assert abs((row.timestamp - stored).total_seconds()) < 0.0005
+
+
+def test_a_task_whose_events_are_at_several_homes_is_one_run(spark, make_store, tmp_path):
+    """On a host with the replicas of a fleet: one store has the sending, another one the run."""
+    (tmp_path / "replicas").mkdir()
+    own, replica = make_store("own"), make_store("replicas/a")
+    own.put_many([event_message(events.SENT, "t", "shop.pay")])
+    replica.put_many([event_message(kind, "t", "shop.pay") for kind in (events.STARTED, events.SUCCEEDED)])
+    places = [str(own.path), f"{tmp_path}/replicas/*"]
+    (run,) = read_runs(spark.read, places).collect()
+    assert (run.task_id, run.outcome, run.wait is not None) == ("t", events.SUCCEEDED, True)
+    stores = task_events(spark.read, places).groupBy("store").count().collect()
+    assert {row.store: row["count"] for row in stores} == {str(own.path): 1, str(replica.path): 2}
 
 
 def test_columns_are_chosen_with_a_schema(spark, make_store):

@@ -81,6 +81,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.celery.stores", "one open store for each path and process"),
     ("cystore.celery.base", "the plugin's base: records, processes, pools, leases, queues"),
     ("cystore.celery.homes", "a task's home: the store that has its results"),
+    ("cystore.celery.replicas", "replicas of other homes on this host"),
     ("cystore.celery.routing", "results of other hosts: requests, answers, the client"),
     ("cystore.celery.chords", "chords: each step is a record"),
     ("cystore.celery.history", "what tasks did, newest first"),

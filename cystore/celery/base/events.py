@@ -180,6 +180,7 @@ class Event:
     time_ms: int
     physical_offset: int
     _message: Message = field(repr=False, compare=False)
+    store: str = ""  # the path of the store that has it, if several stores are read as one
 
     @classmethod
     def of(cls, message: Message) -> Event:

@@ -1,4 +1,5 @@
-"""Messages newest first, read on demand: of queues, of a light queue, and of a key. For `history`.
+"""Messages newest first, read on demand: of queues, of a light queue, and of a key. Of one store, or of `Stores`. For
+`history`.
 
 Undispatched messages count too, although a read-only store cannot dispatch. For queues this module searches the end of
 the log, and remembers only the positions of wanted messages. A query by key searches the end of the log itself.
@@ -6,11 +7,13 @@ the log, and remembers only the positions of wanted messages. A query by key sea
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import heapq
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from cystore import CorruptRecordError, Message, MessageStore, QueueRange
 from cystore.celery.base.events import LIGHT, LIGHT_OFFSETS
@@ -29,6 +32,49 @@ class Placed(Protocol):
 
 
 Entry = TypeVar("Entry", bound=Placed)
+Options = ParamSpec("Options")
+Found = TypeVar("Found")
+
+
+class Stores:
+    """Several stores that are read as one, by the homes that they keep. Their entries are ordered by their times, which
+    are those of their masters' clocks."""
+
+    def __init__(self, by_home: Mapping[str, MessageStore]) -> None:
+        self.by_home = dict(by_home)
+
+    def merged(self, read: Callable[[MessageStore], Iterable[Found]]) -> Iterator[Found]:
+        """The entries or messages that `read` finds in each store, each newest first, as one stream. An entry says
+        from which store it comes."""
+        streams = (_labelled(read(store), str(store.path)) for store in self.by_home.values())
+        return heapq.merge(*streams, key=lambda entry: -_time_ms(entry))
+
+
+Source = MessageStore | Stores
+
+
+def _labelled(entries: Iterable[Found], path: str) -> Iterator[Found]:
+    for entry in entries:
+        yield dataclasses.replace(entry, store=path) if hasattr(entry, "store") else entry  # type: ignore[type-var]
+
+
+def _time_ms(entry: Any) -> int:
+    time_ms: int | None = getattr(entry, "time_ms", None)
+    return int(entry.store_timestamp_ms) if time_ms is None else time_ms
+
+
+def of_each(
+    read: Callable[Concatenate[MessageStore, Options], Iterator[Found]],
+) -> Callable[Concatenate[Source, Options], Iterator[Found]]:
+    """Lets a function that reads one store also read `Stores`."""
+
+    @functools.wraps(read)
+    def call(store: Source, /, *args: Options.args, **kwargs: Options.kwargs) -> Iterator[Found]:
+        if isinstance(store, Stores):
+            return store.merged(lambda one: read(one, *args, **kwargs))
+        return read(store, *args, **kwargs)
+
+    return call
 
 
 def merged(*streams: Iterable[Entry]) -> Iterator[Entry]:
@@ -37,6 +83,7 @@ def merged(*streams: Iterable[Entry]) -> Iterator[Entry]:
     return heapq.merge(*streams, key=lambda entry: -entry.physical_offset)
 
 
+@of_each
 def of_queues(
     store: MessageStore, topic: str, queue_ids: Collection[int] | None = None, *, tags: Collection[str] = (),
     begin_ms: int = 0, end_ms: int | None = None, ordered: bool = True,
@@ -108,6 +155,7 @@ def _within(messages: Iterable[Message], begin_ms: int, end_ms: int | None) -> I
             yield message
 
 
+@of_each
 def of_key(
     store: MessageStore, topic: str, key: str, *, begin_ms: int = 0, end_ms: int | None = None
 ) -> Iterator[Message]:

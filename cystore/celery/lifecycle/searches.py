@@ -7,9 +7,9 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from cystore import MessageStore
 from cystore.celery.base import events
 from cystore.celery.base.events import Event
+from cystore.celery.base.reading import Source
 from cystore.celery.history import Transition
 from cystore.celery.lifecycle.task_lives import (
     ENDS,
@@ -69,7 +69,7 @@ def _error_of(entry: Event | Transition) -> Iterator[object]:
     yield traceback
 
 
-def find(store: MessageStore, newest_first: Iterable[Event | Transition], wanted: Wanted) -> Iterator[Life]:
+def find(store: Source, newest_first: Iterable[Event | Transition], wanted: Wanted) -> Iterator[Life]:
     """Tasks with the texts in their entries, newest match first. Both texts: each in some entry of the task."""
     met = Remembered()
     first, other = (wanted.has_args, None) if wanted.error is None else (wanted.has_error, wanted.has_args)
@@ -112,7 +112,7 @@ class Slowest:
 
 
 def slowest(
-    store: MessageStore, newest_first: Iterable[Event], sort: Sort, limit: int, *, by_name: bool = False
+    store: Source, newest_first: Iterable[Event], sort: Sort, limit: int, *, by_name: bool = False
 ) -> list[tuple[float, Life]]:
     """The runs that took or waited longest, with the seconds. `newest_first` are events of the kinds
     SLOW_KINDS[sort]."""
@@ -128,7 +128,7 @@ def slowest(
     return [(seconds, life) for seconds, life in lives if life is not None]
 
 
-def _waits(store: MessageStore, newest_first: Iterable[Event], largest: Slowest) -> None:
+def _waits(store: Source, newest_first: Iterable[Event], largest: Slowest) -> None:
     """Times between SENT and STARTED. A STARTED waits in memory for its SENT. If it has to make room, its SENT is
     looked up by the id."""
     began = Remembered()

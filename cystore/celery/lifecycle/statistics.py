@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cystore import MessageStore
 from cystore.celery.base import events, reading, records
 from cystore.celery.base.events import Event
+from cystore.celery.base.reading import Source
 
 GROWTH = math.log(1.02)
 LEAST_S = 1e-7
@@ -80,7 +80,7 @@ class NameStats:
 
 
 def by_name(
-    store: MessageStore, *, name: str | None = None, begin_ms: int = 0, end_ms: int | None = None
+    store: Source, *, name: str | None = None, begin_ms: int = 0, end_ms: int | None = None
 ) -> list[NameStats]:
     """The numbers of each name with any, from `begin_ms` to `end_ms`; the most frequent first."""
     queues = None if name is None else (records.queue_of(name),)

@@ -16,10 +16,10 @@ from typing import Any
 
 from celery import states
 
-from cystore import MessageStore
 from cystore.celery import history
 from cystore.celery.base import events
 from cystore.celery.base.events import Event
+from cystore.celery.base.reading import Source
 from cystore.celery.history import Transition
 
 ENDS = (
@@ -179,12 +179,12 @@ class Life:
         self.outcome, self.ended_ms = outcome, time_ms
 
 
-def entries_of(store: MessageStore, task_id: str) -> list[Event | Transition]:
+def entries_of(store: Source, task_id: str) -> list[Event | Transition]:
     """A task's entries, oldest first; of very many the newest."""
     return list(islice(history.entries(store, task_id=task_id), ENTRIES_KEPT))[::-1]
 
 
-def life_of(store: MessageStore, task_id: str) -> Life | None:
+def life_of(store: Source, task_id: str) -> Life | None:
     """A task's life; None if the log does not know it."""
     found = entries_of(store, task_id)
     return folded(task_id, found) if found else None
@@ -224,7 +224,7 @@ class Remembered:
 # ---------------------------------------------------------------------------------------------- unfinished
 
 
-def unfinished(store: MessageStore, newest_first: Iterable[Event], before_ms: int) -> Iterator[Life]:
+def unfinished(store: Source, newest_first: Iterable[Event], before_ms: int) -> Iterator[Life]:
     """Unended tasks whose newest event, and due time, is not after `before_ms`: each once, newest first. A task with a
     SUCCESS has ended, whatever a duplicate of its message does later.
 

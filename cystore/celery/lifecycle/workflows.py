@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from cystore import MessageStore
 from cystore.celery import history
 from cystore.celery.base import reading, records
+from cystore.celery.base.reading import Source
 from cystore.celery.chords import chord_runs
 from cystore.celery.lifecycle.task_lives import Life, life_of
 
@@ -46,7 +46,7 @@ class Workflow:
     more: bool = False
 
 
-def workflow_of(store: MessageStore, life: Life, limit: int) -> Workflow:
+def workflow_of(store: Source, life: Life, limit: int) -> Workflow:
     """The workflow of a task: the task, its ancestors, the newest others, and the other parts of their chords; at most
     `limit` tasks."""
     root_id = life.root_id or life.task_id
@@ -58,7 +58,7 @@ def workflow_of(store: MessageStore, life: Life, limit: int) -> Workflow:
     return Workflow(root_id, list(_ordered(found, root_id)), chords, more)
 
 
-def _add_ancestors(store: MessageStore, life: Life, found: dict[str, Life], limit: int) -> None:
+def _add_ancestors(store: Source, life: Life, found: dict[str, Life], limit: int) -> None:
     above = life.parent_id
     while above and above not in found and len(found) < min(limit, ANCESTORS_MOST):
         parent = life_of(store, above)
@@ -68,7 +68,7 @@ def _add_ancestors(store: MessageStore, life: Life, found: dict[str, Life], limi
         above = parent.parent_id
 
 
-def _add_relatives(store: MessageStore, root_id: str, found: dict[str, Life], limit: int) -> bool:
+def _add_relatives(store: Source, root_id: str, found: dict[str, Life], limit: int) -> bool:
     """Adds the tasks below the root, then the other parts of their chords and the tasks below these: a program that
     sends a chord gives each part a root of its own. Gives whether there are more."""
     links: dict[tuple[str, str], None] = {("root", root_id): None}
@@ -91,7 +91,7 @@ def _add_relatives(store: MessageStore, root_id: str, found: dict[str, Life], li
     return False
 
 
-def _links(store: MessageStore, life: Life) -> list[tuple[str, str]]:
+def _links(store: Source, life: Life) -> list[tuple[str, str]]:
     """The root of a task, and the group if that is the header of a chord: other tasks may have the same."""
     found = [("root", life.root_id or life.task_id)]
     if life.group_id:
@@ -101,7 +101,7 @@ def _links(store: MessageStore, life: Life) -> list[tuple[str, str]]:
     return found
 
 
-def _ids(store: MessageStore, kind: str, number: str) -> Iterator[str]:
+def _ids(store: Source, kind: str, number: str) -> Iterator[str]:
     if kind == "root":
         yield number
         events = history.events(store, root_id=number)
@@ -136,7 +136,7 @@ def _order(life: Life) -> tuple[int, str]:
     return life.first_ms or 0, life.task_id
 
 
-def chord_of(store: MessageStore, group_id: str) -> Chord | None:
+def chord_of(store: Source, group_id: str) -> Chord | None:
     """The chord of a group; None for a group that is not a header."""
     chord, read = Chord(group_id), 0
     parts: set[tuple[str | None, ...]] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,12 +12,14 @@ from celery.exceptions import ImproperlyConfigured
 
 import cystore
 from cystore import MessageStore, StoreConfig, StoreConfigError, StoreError, StoreFormatError
+from cystore.celery import replicas
 from cystore.celery.backend import CystoreBackend
+from cystore.celery.base.reading import Source, Stores
 from cystore.celery.lifecycle.task_lives import Life, life_of
 from cystore.celery.stores import EXAMPLE, Location
 from cystore.operate.command import FAILED, FOUND_WRONG, for_reading
 from cystore.operate.exits import hint
-from cystore.operate.output import one_line, write_note
+from cystore.operate.output import one_line, time_text, write_note
 from cystore.operate.progress import progress
 
 # The first hint that fits replaces the one of the program `cystore`.
@@ -33,8 +35,7 @@ class CommandError(click.ClickException):
     exit_code = FAILED
 
 
-def location_of(ctx: click.Context) -> Location:
-    """The place of the app's store."""
+def _backend_of(ctx: click.Context) -> CystoreBackend:
     try:
         backend = ctx.obj.app.backend
     except ImproperlyConfigured as error:
@@ -44,6 +45,12 @@ def location_of(ctx: click.Context) -> Location:
             f"the app's result_backend is {backend.as_uri()}: these commands need {EXAMPLE}; name the app with "
             f"celery -A APP, or the store with --result-backend"
         )
+    return backend
+
+
+def location_of(ctx: click.Context) -> Location:
+    """The place of the app's store."""
+    backend = _backend_of(ctx)
     if not backend.location.path:
         raise CommandError(
             f"this command needs a store on this host, and result_backend is {backend.as_uri()!r}, which names "
@@ -81,13 +88,54 @@ def reading(location: Location) -> Iterator[MessageStore]:
             yield store
 
 
+@contextmanager
+def reading_homes(ctx: click.Context, all_homes: bool) -> Iterator[Source]:
+    """The app's store, opened for reading; with `all_homes` also the replicas on this host, as one. Notes on standard
+    error say how fresh each replica is."""
+    if not all_homes:
+        with reading(location_of(ctx)) as store:
+            yield store
+        return
+    location = _backend_of(ctx).location
+    try:
+        folder = replicas.folder_of(ctx.obj.app)
+    except ImproperlyConfigured as error:
+        raise CommandError(str(error)) from error
+    if folder is None:
+        raise CommandError(
+            f"--all-homes reads the stores in one folder: the app's setting {replicas.SETTING} names it"
+        )
+    with ExitStack() as opened, as_command_errors():
+        by_home = {}
+        if location.path and Path(location.path).exists():
+            by_home[replicas.home_at(Path(location.path))] = opened.enter_context(reading(location))
+        for home, path in replicas.replicas_in(folder, location.path).items():
+            if home in by_home:
+                write_note(one_line(f"{path} is left out: the app's store keeps the same home"))
+                continue
+            try:
+                replica = by_home[home] = opened.enter_context(cystore.open(path, read_only=True))
+            except StoreError as error:
+                write_note(one_line(f"{path} is left out: {error}"))
+                continue
+            last_ms = replica.stats()["last_store_timestamp_ms"]
+            fresh = replicas.lag_text(path, last_ms, time_text(last_ms))
+            if fresh:
+                write_note(one_line(f"{path}: {fresh}"))
+        if not by_home:
+            raise CommandError(
+                f"there is no store in {folder} ({replicas.SETTING}), and the app has none here"
+            )
+        yield Stores(by_home)
+
+
 def nothing_found(ctx: click.Context, what: str) -> NoReturn:
     """Ends the command with a note and exit code 1."""
     write_note(what)
     ctx.exit(FOUND_WRONG)
 
 
-def known_life(ctx: click.Context, store: MessageStore, task_id: str) -> Life:
+def known_life(ctx: click.Context, store: Source, task_id: str) -> Life:
     """A task's life. Ends the command with a note and exit code 1 if the log does not know the task."""
     life = life_of(store, task_id) if task_id else None
     if life is None:

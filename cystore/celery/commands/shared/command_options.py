@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import click
 from celery import states
 
-from cystore import MessageStore
 from cystore.celery import history
 from cystore.celery.base import events, records
+from cystore.celery.base.reading import Source
 from cystore.celery.commands.shared.app_store import CommandError
 from cystore.clock import now_ms
 from cystore.operate.output import one_line
@@ -85,7 +85,7 @@ def _known_spelling(ctx: click.Context, param: click.Parameter, given: tuple[str
     return tuple(one.upper() if one.upper() in STATES else one for one in given)
 
 
-def check_states(store: MessageStore, given: Sequence[str]) -> None:
+def check_states(store: Source, given: Sequence[str]) -> None:
     """Refuses a state that is neither the lifecycle log's nor Celery's, unless the store has it: apps make states of
     their own."""
     for one in given:
@@ -97,6 +97,10 @@ def check_states(store: MessageStore, given: Sequence[str]) -> None:
             )
 
 
+homes_option = click.option(
+    "--all-homes", is_flag=True,
+    help="Read the replicas of other homes on this host, too (setting cystore_replicas), as one history.",
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for programs.")
 
 

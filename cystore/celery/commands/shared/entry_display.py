@@ -25,6 +25,8 @@ def entry_object(entry: Event | Transition) -> dict[str, Any]:
         "name": entry.name,
         "physical_offset": entry.physical_offset,
     }
+    if entry.store:
+        common["store"] = entry.store
     if isinstance(entry, Event):
         return {**common, "root_id": entry.root_id, "group_id": entry.group_id, **entry.details}
     meta = entry.meta
@@ -45,6 +47,8 @@ def entry_line(entry: Event | Transition) -> str:
         words += [f"{key}={details[key]}" for key in SHOWN if key in details]
     else:
         words.append(f"{entry.size_bytes} bytes of {entry.content_type}" if entry.content_type else "")
+    if entry.store:
+        words.append(f"store={entry.store}")
     return one_line("  ".join(words)).rstrip()
 
 

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from cystore import MessageStore
-from cystore.celery.base.reading import Placed
+from cystore.celery.base.reading import Placed, Source, Stores
 from cystore.celery.lifecycle.task_lives import Life
 from cystore.operate.output import one_line, time_text
 from cystore.operate.progress import progress
@@ -19,11 +18,12 @@ UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
 Entry = TypeVar("Entry", bound=Placed)
 
 
-def watched(store: MessageStore, newest_first: Iterable[Entry], *, lines_follow: bool) -> Iterator[Entry]:
+def watched(store: Source, newest_first: Iterable[Entry], *, lines_follow: bool) -> Iterator[Entry]:
     """The entries. At a terminal, standard error shows how far back in the log they are. With `lines_follow` the caller
-    writes while it reads; then there is no bar if its lines go to a terminal, because it would stand between them."""
+    writes while it reads; then there is no bar if its lines go to a terminal, because it would stand between them.
+    Several stores have none either."""
     with progress() as report:
-        if report is None or (lines_follow and sys.stdout.isatty()):
+        if report is None or isinstance(store, Stores) or (lines_follow and sys.stdout.isatty()):
             yield from newest_first
             return
         end, begin = store.wrote_position, store.stats()["min_physical_offset"]

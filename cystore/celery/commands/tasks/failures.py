@@ -19,6 +19,7 @@ from cystore.celery.commands.shared import app_store, command_options, entry_dis
 @command_options.conditions
 @click.option("--traceback", "with_traceback", is_flag=True, help="Show each traceback below its failure.")
 @command_options.limit_option(20)
+@command_options.homes_option
 @command_options.json_option
 @click.pass_context
 def command(
@@ -28,11 +29,12 @@ def command(
     end_ms: int | None,
     with_traceback: bool,
     limit: int,
+    all_homes: bool,
     as_json: bool,
 ) -> None:
     """Runs that ended badly, newest first: failed, timed out, lost with their process, rejected, unknown."""
     found = False
-    with app_store.reading(app_store.location_of(ctx)) as store:
+    with app_store.reading_homes(ctx, all_homes) as store:
         for entry in islice(
             history.failures(store, name=name, begin_ms=begin_ms, end_ms=end_ms), limit or None
         ):

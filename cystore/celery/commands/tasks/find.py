@@ -28,11 +28,12 @@ from cystore.operate.output import write_json, write_line
 @click.option("-i", "--ignore-case", is_flag=True, help="Ignore case.")
 @command_options.conditions
 @command_options.limit_option(20)
+@command_options.homes_option
 @command_options.json_option
 @click.pass_context
 def command(
     ctx: click.Context, args_text: str | None, error_text: str | None, ignore_case: bool, name: str | None,
-    begin_ms: int, end_ms: int | None, limit: int, as_json: bool,
+    begin_ms: int, end_ms: int | None, limit: int, all_homes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Tasks with a text in their arguments or errors, each once, newest first; with both options tasks that have both.
 
@@ -43,7 +44,7 @@ def command(
         raise click.UsageError("give --args TEXT, --error TEXT, or both", ctx=ctx)
     wanted = searches.Wanted(args_text or None, error_text or None, ignore_case=ignore_case)
     found = False
-    with app_store.reading(app_store.location_of(ctx)) as store:
+    with app_store.reading_homes(ctx, all_homes) as store:
         entries = history.entries(store, name=name, begin_ms=begin_ms, end_ms=end_ms)
         newest_first = task_display.watched(store, entries, lines_follow=True)
         for life in islice(searches.find(store, newest_first, wanted), limit or None):

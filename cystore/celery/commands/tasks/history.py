@@ -26,11 +26,13 @@ from cystore.celery.commands.shared import app_store, command_options, entry_dis
 @command_options.conditions
 @command_options.states_option("An event (FAILED) or a result's state (FAILURE); may be repeated.")
 @command_options.limit_option(100)
+@command_options.homes_option
 @command_options.json_option
 @click.pass_context
 def command(
     ctx: click.Context, task_id: str | None, root_id: str | None, group_id: str | None, worker: str | None,
-    name: str | None, begin_ms: int, end_ms: int | None, states: tuple[str, ...], limit: int, as_json: bool,
+    name: str | None, begin_ms: int, end_ms: int | None, states: tuple[str, ...], limit: int,
+    all_homes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Events and results that meet every condition, newest first, a line each. Results have a = before their state."""
     given = (("--task-id", task_id), ("--root-id", root_id), ("--group-id", group_id), ("--worker", worker))
@@ -38,7 +40,7 @@ def command(
         if value == "":
             raise click.BadParameter("must not be empty", ctx=ctx, param_hint=option)
     found = False
-    with app_store.reading(app_store.location_of(ctx)) as store:
+    with app_store.reading_homes(ctx, all_homes) as store:
         command_options.check_states(store, states)
         entries = queries.entries(
             store, task_id=task_id, root_id=root_id, group_id=group_id, worker=worker, name=name,

@@ -28,14 +28,15 @@ MOST = 10_000  # this many are kept in memory while the log is read
 @click.option(
     "--limit", type=click.IntRange(1, MOST), default=20, show_default=True, help="Show at most this number."
 )
+@command_options.homes_option
 @command_options.json_option
 @click.pass_context
 def command(
     ctx: click.Context, sort: searches.Sort, each_name: bool, name: str | None, begin_ms: int, end_ms: int | None,
-    limit: int, as_json: bool,
+    limit: int, all_homes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """The tasks that ran or waited longest, slowest first, with both times. Percentiles of each name: see `top`."""
-    with app_store.reading(app_store.location_of(ctx)) as store:
+    with app_store.reading_homes(ctx, all_homes) as store:
         found = history.events(
             store, name=name, states=searches.SLOW_KINDS[sort], begin_ms=begin_ms, end_ms=end_ms
         )

@@ -27,15 +27,16 @@ INDENTED = 20  # levels; a long chain is not indented further
     "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True,
     help="Show at most this number of tasks: this one, those above it, and the newest others.",
 )  # fmt: skip
+@command_options.homes_option
 @command_options.json_option
 @click.pass_context
-def command(ctx: click.Context, task_id: str, limit: int, as_json: bool) -> None:
+def command(ctx: click.Context, task_id: str, limit: int, all_homes: bool, as_json: bool) -> None:
     """The workflow of a task, as a tree: below each task those that it sent, then the chords of its groups.
 
     A line shows the time of sending (after the first one), the end, the wait for a worker, and the run time. A * stands
     before the given task. JSON: a line for each task, with its depth, then one for each chord.
     """
-    with app_store.reading(app_store.location_of(ctx)) as store:
+    with app_store.reading_homes(ctx, all_homes) as store:
         life = app_store.known_life(ctx, store, task_id)
         workflow = workflows.workflow_of(store, life, limit)
     if as_json:

@@ -46,6 +46,7 @@ def _row(one: NameStats) -> tuple[object, ...]:
     "--sort", type=click.Choice(list(ORDERS)), default="count", show_default=True, help="Sort by this column."
 )
 @command_options.limit_option(20)
+@command_options.homes_option
 @command_options.json_option
 @click.pass_context
 def command(
@@ -55,10 +56,11 @@ def command(
     end_ms: int | None,
     sort: str,
     limit: int,
+    all_homes: bool,
     as_json: bool,
 ) -> None:
     """Task names with their runs, failures, retries, and the runtimes of 50, 95 and 99 % of them (within 1 %)."""
-    with app_store.reading(app_store.location_of(ctx)) as store:
+    with app_store.reading_homes(ctx, all_homes) as store:
         found = statistics.by_name(store, name=name, begin_ms=begin_ms, end_ms=end_ms)
     found.sort(key=ORDERS[sort], reverse=True)
     shown = found[: limit or None]

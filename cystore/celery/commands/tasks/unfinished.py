@@ -41,19 +41,22 @@ class Age(click.ParamType):
 )  # fmt: skip
 @command_options.conditions
 @command_options.limit_option(100)
+@command_options.homes_option
 @command_options.json_option
 @click.pass_context
 def command(
-    ctx: click.Context, age_ms: int, name: str | None, begin_ms: int, end_ms: int | None, limit: int, as_json: bool
+    ctx: click.Context, age_ms: int, name: str | None, begin_ms: int, end_ms: int | None, limit: int,
+    all_homes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Tasks that were sent, received or started, and have not ended as far as this store knows: newest sign first.
 
-    A task whose result another store keeps may have ended there: it is counted, and left out.
+    A task whose result another store keeps may have ended there: it is counted, and left out, unless --all-homes reads
+    that store.
     """
     now = now_ms()
     before_ms = now - age_ms if end_ms is None else min(end_ms, now - age_ms)
     found = elsewhere = 0
-    with app_store.reading(app_store.location_of(ctx)) as store:
+    with app_store.reading_homes(ctx, all_homes) as store:
         newest_first = task_display.watched(
             store,
             history.events(
@@ -61,9 +64,10 @@ def command(
             ),
             lines_follow=True,
         )
+        read = store.by_home if isinstance(store, history.Stores) else ()
         here = task_lives.unfinished(store, newest_first, before_ms)
         for life in here:
-            if life.home:
+            if life.home and life.home not in read:
                 elsewhere += 1
                 continue
             found += 1

@@ -1,0 +1,107 @@
+"""Replicas of other homes on this host: the stores in one folder, a directory each (setting `cystore_replicas`).
+
+`cystore replicate` or `cystore ha run` keeps each of them. This module finds them by their homes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from celery.exceptions import ImproperlyConfigured
+
+from cystore import StoreError
+from cystore.engine.inspect.recognize import is_store
+from cystore.engine.manifest.manifest import read_facts
+from cystore.ha.home import SECTION, home_of
+from cystore.ha.role import role_of
+from cystore.ha.status import read_status
+from cystore.system import files
+
+log = logging.getLogger("cystore.celery")
+
+SETTING = "cystore_replicas"
+_reported: set[tuple[Path, Path]] = set()
+
+
+def folder_of(app: Any) -> Path | None:
+    """The folder of replicas; None without the setting. Raises ImproperlyConfigured."""
+    value = app.conf.get(SETTING)
+    if not value:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not os.path.isabs(value):
+        raise ImproperlyConfigured(f"{SETTING} must be the absolute path of a folder, not {value!r}")
+    return Path(value)
+
+
+def paths_in(folder: Path) -> list[Path]:
+    """The stores in a folder, by name. A folder that does not exist, or cannot be read, has none."""
+    try:
+        found = [folder / name for name in sorted(files.names(folder))]
+    except (OSError, StoreError):
+        return []
+    return [path for path in found if path.is_dir() and _is_store(path)]
+
+
+def _is_store(path: Path) -> bool:
+    try:
+        return is_store(path)
+    except (OSError, StoreError):
+        return False
+
+
+def home_at(path: Path) -> str:
+    """The home of a store by its files; "" if it is not known yet, or cannot be read."""
+    try:
+        return home_of(path, read_facts(path)[0])
+    except (OSError, StoreError) as error:
+        log.debug("%s: its home is not known: %s", path, error)
+        return ""
+
+
+def replicas_in(folder: Path, but: str = "") -> dict[str, Path]:
+    """The stores in a folder by their homes, except the store at the path `but`. Of two stores with one home, the first
+    by name counts, and a warning names the other one."""
+    found: dict[str, Path] = {}
+    for path in paths_in(folder):
+        if str(path.resolve()) == but:
+            continue
+        home = home_at(path)
+        if not home:
+            continue
+        first = found.setdefault(home, path)
+        if first != path and (first, path) not in _reported:
+            _reported.add((first, path))
+            log.warning("%s is ignored: %s has the same home %s", path, first, home)
+    return found
+
+
+def served_in(folder: Path, but: str = "") -> dict[str, Path]:
+    """`replicas_in` without stores that were only copied: the home of a copy has a master elsewhere."""
+    return {home: path for home, path in replicas_in(folder, but).items() if is_replicated(path)}
+
+
+def is_replicated(path: Path) -> bool:
+    """Whether other hosts may have the log of a store: it is, or was, a slave or a member of a group."""
+    try:
+        facts = read_facts(path)[0]
+    except (OSError, StoreError):
+        return False
+    role = role_of(facts)
+    return role.is_slave or role.is_elected or SECTION in facts.sections
+
+
+def lag_text(path: Path, last_ms: int, time_text: str) -> str:
+    """How fresh a replica is, for people; "" for a store that is no replica, as far as its files say. `last_ms` is the
+    time of its newest record, `time_text` the same for people."""
+    role = role_of(read_facts(path)[0])
+    if not role.is_slave and not role.is_elected:
+        return ""  # it was promoted, or copied
+    status = read_status(path)
+    if status.listens and not status.is_old:
+        return ""
+    if status.is_old or not status.connected:
+        return f"not connected to its master; its newest record is of {time_text}" if last_ms else "empty"
+    return f"follows {status.master}; its newest record is of {time_text}"
