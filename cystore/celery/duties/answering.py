@@ -20,6 +20,8 @@ from cystore.celery.base.green_timers import STARTED_BEFORE
 from cystore.celery.duties import duty_runs
 from cystore.celery.duties.main_process import ForkLock
 from cystore.celery.routing.other_homes import reader_of
+from cystore.engine.manifest.manifest import read_facts
+from cystore.ha.role import role_of
 from cystore.services.threads import ServiceThread
 
 log = logging.getLogger("cystore.celery")
@@ -54,7 +56,9 @@ class ReadHost(bootsteps.StartStopStep):
             from cystore.celery.duties.answers import ReadService
 
             store = duty_runs.store_of(parent.app)
-            service = ReadService(parent.app.backend, store, location, TURN)
+            role = role_of(read_facts(store.path)[0])
+            changes = role.is_elected or role.is_slave
+            service = ReadService(parent.app.backend, store, location, TURN, replicated=changes)
         except (StoreError, ImproperlyConfigured, ImportError) as error:
             log.error("other hosts cannot read results of this worker's store: %s", error)
             return

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections import deque
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from cystore import CorruptRecordError, Message, MessageStore, OffsetError, Stor
 from cystore.celery import homes
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base import greenlets, records
-from cystore.celery.base.identity import store_id_of
+from cystore.celery.base.identity import is_master, is_replica, known_home_of
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import lists
 from cystore.celery.routing.messages import (
@@ -46,6 +46,7 @@ log = logging.getLogger("cystore.celery")
 LOCK = "readService.lock"
 SPARE_MS = 1_000  # kept of a request's time, for its answer
 TAKE_S = 12.0  # the longest wait of an idle service for a request
+REPLICATED_TAKE_S = 2.0  # the same of a store whose role may change
 SIGN_S = 12.0  # between two signs; a client counts a store as silent after two lost ones
 RENEW_S = 120.0  # between two renewals of the keys' lifetimes, which are ten minutes and more
 AWAY_S = 2.0  # between two tries of a Redis that is away
@@ -80,12 +81,16 @@ class ReadService:
         store: MessageStore,
         location: RedisLocation,
         turn_lock: AbstractContextManager[Any],
+        *,
+        replicated: bool = False,
     ) -> None:
         self._backend, self._store, self._turn_lock = backend, store, turn_lock
-        self.home = store_id_of(store)
+        self.home = known_home_of(store)
+        self._replica = is_replica(store)
         self._location = location
         self._line = lists.Line(location)
         self._answers = lists.Line(location)  # the connection of the thread that waits
+        self._take_s = REPLICATED_TAKE_S if replicated else TAKE_S
         self._lock: Any = None
         self._sign_at = self._renew_at = self._retry_at = self._tell_at = 0.0
         self._clock_ms = 0.0  # the server's time, less this process's monotonic time
@@ -108,7 +113,7 @@ class ReadService:
                 if monotonic_s() >= self._sign_at:
                     self._sign()
                 if not self._line.waits_until:
-                    self._line.take_request(self.home, TAKE_S)
+                    self._line.take_request(self._name, self._take_s)
             # Either `end` finds this connection and wakes it, or this loop finds `_ended`.
             while not self._ended and not self._line.came(TAKE_S):
                 pass
@@ -124,8 +129,39 @@ class ReadService:
                 self._went_away(error)
             return Progress(0)
 
+    @property
+    def _name(self) -> str:
+        """The name of the lists in Redis: of the home, or of its replicas."""
+        return lists.replica_of(self.home) if self._replica else self.home
+
+    def _look_at_role(self) -> None:
+        """A replica may have become the master, or the other way round; and the log may have got its home."""
+        now = is_replica(self._store), known_home_of(self._store)
+        if now != (self._replica, self.home):
+            self._leave_to_others()
+            self._replica, self.home = now
+
+    def _is_current(self) -> bool:
+        """Whether a result that was read before this call was the present one. A replica does not say so. An elected
+        master knows it while its lease lasts by this host's clock."""
+        return is_replica(self._store) if self._replica else is_master(self._store)
+
+    def _leave_to_others(self) -> None:
+        """Gives the taken requests back: another process, or another host, answers them."""
+        with suppress(*lists.AWAY):
+            if self._lock is not None:
+                self._line.close()  # it may wait for a request
+                self._line.ask_again(self._name)
+        self._line.close()
+        self._give_up_lock()
+
     def _may_serve(self) -> bool:
         if self._ended or monotonic_s() < self._retry_at:
+            return False
+        self._look_at_role()
+        if not self._is_current():
+            self._leave_to_others()
+            self._retry_at = monotonic_s() + AWAY_S
             return False
         if self._lock is None:
             # The lock belongs to the process, not to the open file: a pool process that outlives its parent does not
@@ -147,12 +183,12 @@ class ReadService:
     def _sign(self) -> None:
         first, now = not self._sign_at, monotonic_s()
         renews = first or now >= self._renew_at
-        self._clock_ms = self._line.sign(self.home, renews=renews) - monotonic_s() * 1000
+        self._clock_ms = self._line.sign(self._name, renews=renews) - monotonic_s() * 1000
         self._sign_at = monotonic_s() + SIGN_S
         if renews:
             self._renew_at = now + RENEW_S
         if first:
-            self._line.ask_again(self.home)
+            self._line.ask_again(self._name)
         if self._found_in:
             log.warning("other hosts can read results of %s through Redis again", self._store.path)
             self._found_in = ""
@@ -209,7 +245,7 @@ class ReadService:
             if request.home != self.home:
                 raise ProtocolError("home: another store")
         except ProtocolError as error:
-            self._line.forget(self.home, taken)
+            self._line.forget(self._name, taken)
             self._tell(error)
             return
         keys = [records.key_of(one) for one in request.ids]
@@ -266,13 +302,20 @@ class ReadService:
     def _answer(
         self, line: lists.Line, request: Request, taken: bytes, found: tuple[Found, ...], refused: str = ""
     ) -> None:
-        data = Answer(request.id, self.home, () if refused else found, refused).encoded()
+        if not self._is_current():  # the thread that takes requests notices it too
+            line.ask_again(self._name)
+            self._waiting.clear()
+            self._retry_at = monotonic_s() + AWAY_S
+            return
+        as_of_ms = self._store.stats()["last_store_timestamp_ms"] if self._replica else None
+        data = Answer(request.id, self.home, () if refused else found, refused, as_of_ms).encoded()
         if len(data) >= LARGE_BYTES:
             if self._unread_bytes(line) + len(data) > UNREAD_BYTES_MOST:
-                data = Answer(request.id, self.home, (), "too many large answers wait to be taken").encoded()
+                why = "too many large answers wait to be taken"
+                data = Answer(request.id, self.home, (), why, as_of_ms).encoded()
             else:
                 self._unread.append((monotonic_s() + lists.ANSWER_LIVES_MS / 1000, request.id, len(data)))
-        line.answer(request.id, self.home, data, taken)
+        line.answer(request.id, self._name, data, taken)
 
     def _unread_bytes(self, line: lists.Line) -> int:
         """The bytes in Redis that wait for clients. It asks which answers were taken only if the sum seems large."""

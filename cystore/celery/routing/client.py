@@ -19,7 +19,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from cystore.celery import homes
 from cystore.celery.redis_urls import RedisLocation
-from cystore.celery.routing import lists, result_look
+from cystore.celery.routing import lists, replica_look, result_look
 from cystore.celery.routing.messages import (
     ID_CHARS_MOST,
     Found,
@@ -27,6 +27,7 @@ from cystore.celery.routing.messages import (
     checked_home,
 )
 from cystore.clock import monotonic_s
+from cystore.operate.output import time_text
 
 if TYPE_CHECKING:
     from cystore.celery.backend import CystoreBackend
@@ -47,8 +48,10 @@ class RemoteReader:
         self.location = location
         self._backend = backend
         self._lines: list[lists.Line] = []
-        self._signs: tuple[float, list[str]] = (0.0, [])
+        self._signs: tuple[float, list[str], list[str]] = (0.0, [], [])  # until when, homes, silent homes
+        self._as_of: dict[str, int] = {}  # silent homes whose replica answered, and its newest record
         self._one_at_a_time = threading.Lock()  # for threads that look whether there are other homes
+        self._silent_due = 0.0  # the next look for homes that are silent
         self._muted: dict[str, float] = {}  # homes that did not answer, and until when; "" is Redis
         self.silent_s = silent_s_of(backend.app)
 
@@ -85,13 +88,64 @@ class RemoteReader:
                 found[one.id] = one
         return found
 
+    def _of_replicas(self, ids: Iterable[str], topic: str = "results") -> Iterator[Found]:
+        """The final results that replicas have of silent homes. A Redis or a replica that is away has none."""
+        asked = self._silent_homes(ids)
+        if not asked:
+            return
+        try:
+            with self.line() as line:
+                for one in replica_look.final_results(line, asked, topic):
+                    if isinstance(one, Found):
+                        homes.remember(self._backend, one.id, one.answered_by)
+                        yield one
+                    else:
+                        self._heard_of_replica(one)
+        except lists.AWAY as error:
+            log.debug("no replica is asked: %s", error)
+
+    def _silent_homes(self, ids: Iterable[str]) -> dict[str, list[str]]:
+        """The ids by homes that are silent and have a replica. An id of an unknown home may be at any of them. One
+        thread looks for such homes, with one connection."""
+        with self._one_at_a_time:
+            now = monotonic_s()
+            if now >= self._silent_due:
+                self._silent_due = now + result_look.SIGNS_S
+                with suppress(*lists.AWAY), self.line() as line:
+                    self.homes_there(line)
+        found: dict[str, list[str]] = {}
+        for home in self._signs[2]:
+            if self._muted.get(lists.replica_of(home), 0.0) <= now:
+                known = ((one, homes.sent_to(self._backend, one)) for one in ids)
+                some = [one for one, at in known if at in (None, home)]
+                if some:
+                    found[home] = some
+        return found
+
+    def _heard_of_replica(self, told: replica_look.Told) -> None:
+        if told.as_of_ms is None:
+            self._muted[lists.replica_of(told.home)] = monotonic_s() + MUTED_S
+            log.warning("a replica of store %s: %s", told.home, told.why)
+            return
+        if told.home not in self._as_of:
+            log.warning(
+                "store %s is silent: its final results come from a replica, whose newest record is of %s",
+                told.home,
+                time_text(told.as_of_ms),
+            )
+        self._as_of[told.home] = told.as_of_ms
+
     def ask_around(self, ids: Iterable[str], topic: str = "results") -> dict[str, Found]:
         """`look` for ids that this host has never heard of. It never fails: a home, or a Redis, that does not answer
         in time counts as one without the ids, and is left alone for a while."""
         wanted, now = [one for one in ids if askable(one)], monotonic_s()
         self._muted = {home: until for home, until in self._muted.items() if until > now}
         found: dict[str, Found] = {}
-        if not wanted or "" in self._muted or self._alone():
+        if not wanted or "" in self._muted:
+            return found
+        found |= {one.id: one for one in self._of_replicas(wanted, topic)}
+        wanted = [one for one in wanted if one not in found]
+        if not wanted or self._alone():
             return found
         around = result_look.Look(
             self, self._backend, wanted, now + AROUND_S, topic, False, leaves_out=set(self._muted)
@@ -129,7 +183,26 @@ class RemoteReader:
                     f"task id {one[:40]!r}: other hosts can be asked only for printable ids of up to "
                     f"{ID_CHARS_MOST} characters"
                 )
-        yield from result_look.Look(self, self._backend, listed, until, topic, waits).run()
+        left, begun = dict.fromkeys(listed), monotonic_s()
+        for found in self._of_replicas(listed, topic):
+            left.pop(found.id, None)
+            yield found
+        if not left:
+            return
+        if not waits:  # a look has its time for the homes
+            until += monotonic_s() - begun
+        look = result_look.Look(self, self._backend, [*left], until, topic, waits)
+        due = monotonic_s() + result_look.SIGNS_S
+        for at_home in look.run():
+            yield at_home
+            if at_home is not None or monotonic_s() < due:
+                continue
+            due = monotonic_s() + result_look.SIGNS_S
+            for found in self._of_replicas(look.left(), topic):
+                look.drop(found.id)
+                yield found
+            if not look.left():
+                return
 
     # ------------------------------------------------------------------------------------------------- homes
 
@@ -137,21 +210,32 @@ class RemoteReader:
         """Stores that are read through this Redis at the moment, this process's own left out."""
         now = monotonic_s()
         if now >= self._signs[0]:
-            named = [name for name, ago_ms in line.signs() if ago_ms <= lists.LIVE_MS]
-            self._signs = (now + result_look.SIGNS_S, [name for name in named if _is_home(name)])
+            live = [name for name, ago_ms in line.signs() if ago_ms <= lists.LIVE_MS]
+            named = [name for name in live if _is_home(name)][: lists.HOMES_MOST]
+            copied = [name.removesuffix(lists.REPLICA) for name in live if name.endswith(lists.REPLICA)]
+            silent = [name for name in copied if _is_home(name) and name not in named]
+            self._signs = (now + result_look.SIGNS_S, named, silent)
+            for name in named:
+                self._as_of.pop(name, None)
         own = homes.own_id(self._backend)
         named = [self._backend.home] if self._backend.home else []
         return [name for name in dict.fromkeys([*named, *self._signs[1]]) if name != own]
 
     def forget_signs(self) -> None:
         """The next look asks which homes there are."""
-        self._signs = (0.0, [])
+        self._signs = (0.0, [], [])
 
     def away(self, home: str, why: str, asked_s: float) -> homes.HomeAwayError:
         """The error for a home that did not answer; without `home`, for an unknown one."""
         who = f"store {home} did not answer" if home else "no store answered"
+        as_of_ms = self._as_of.get(home)
+        known = (
+            f", and its replica has no final result, as of its newest record of {time_text(as_of_ms)}"
+            if as_of_ms is not None
+            else ""
+        )
         return homes.HomeAwayError(
-            f"{who} within {asked_s:.1f} s through the Redis at {self.location}{f' ({why})' if why else ''}. "
+            f"{who} within {asked_s:.1f} s through the Redis at {self.location}{f' ({why})' if why else ''}{known}. "
             "The workers of a store "
             "answer for it: one of them must run, with this Redis as its reader (the broker, or ?reader= in "
             "result_backend), and "

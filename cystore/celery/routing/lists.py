@@ -7,6 +7,8 @@
 | `cystore:<store id>:taken` | list: those that a worker has taken and not answered | ten minutes after the last sign |
 | `cystore:answer:<request>` | list of one: the answer | 10 s |
 
+A replica of a store signs, and takes requests, under the name `<store id>:replica`.
+
 Times are those of the Redis server: clocks of hosts differ. Only this module and
 `cystore.celery.base.duty_leases` import redis.
 """
@@ -28,6 +30,7 @@ from cystore.celery.routing.messages import WAIT_MS_MOST, Request
 from cystore.clock import monotonic_s
 
 READERS = "cystore:readers"
+REPLICA = ":replica"
 LIVE_MS = 30_000  # after its last heartbeat a store counts as readable for this time
 HOMES_MOST = 64  # the most homes that are asked for an id with an unknown home
 REQUESTS_MOST = 1_000  # the most waiting requests of a list
@@ -84,6 +87,11 @@ redis.call('DEL', KEYS[1])
 if moved > 0 then redis.call('PEXPIRE', KEYS[2], 120000) end
 return moved
 """
+
+
+def replica_of(home: str) -> str:
+    """The name under which the replicas of a home answer."""
+    return home + REPLICA
 
 
 def requests_key(home: str) -> str:
@@ -205,12 +213,10 @@ class Line:
 
     # -------------------------------------------------------------------------------------------- short ones
 
-    def push(self, request: Request, lives_ms: int) -> bool:
-        """Sends a request; False if too many wait already."""
-        text = request.encoded()
-        return bool(
-            self._client.eval(PUSH, 1, requests_key(request.home), text, int(lives_ms), REQUESTS_MOST)
-        )
+    def push(self, request: Request, lives_ms: int, *, name: str = "") -> bool:
+        """Sends a request to its home, or to the `name` of its replicas; False if too many wait already."""
+        key, text = requests_key(name or request.home), request.encoded()
+        return bool(self._client.eval(PUSH, 1, key, text, int(lives_ms), REQUESTS_MOST))
 
     def sign(self, home: str, *, renews: bool = True) -> int:
         """Publishes that this process answers for a store. `renews` also renews the lifetimes of the keys: needed now
@@ -219,7 +225,7 @@ class Line:
 
     def signs(self) -> list[tuple[str, int]]:
         """(store id, ms since its last sign), the newest first; ids are not checked."""
-        found = self._client.eval(SIGNS, 1, READERS, HOMES_MOST)
+        found = self._client.eval(SIGNS, 1, READERS, 2 * HOMES_MOST)
         names = [one.decode("ascii", "replace") if isinstance(one, bytes) else str(one) for one in found]
         return [(names[i], int(names[i + 1])) for i in range(0, len(names) - 1, 2)]
 

@@ -97,7 +97,8 @@ class Request(NamedTuple):
 class Found(NamedTuple):
     """A home's answer for one id. `state` is None if it has no result.
 
-    `answered_by` is the answering store; the client notes it, no message contains it. `body` has the result's bytes
+    `answered_by` is the home that answered, and `as_of_ms` the time of its replica's newest record, if a replica
+    answered; the client notes both. `body` has the result's bytes
     from `begin` on, of `size_bytes` in all; `at` is the place of its record. `elsewhere` is the id's home, if that is
     another store. `known`: this store knows the id, and is its home.
     """
@@ -113,15 +114,18 @@ class Found(NamedTuple):
     content_type: str = ""
     content_encoding: str = ""
     answered_by: str = ""
+    as_of_ms: int | None = None
 
 
 class Answer(NamedTuple):
-    """A home's answer to one request; `refused` is the reason why it has no results, or empty."""
+    """A home's answer to one request; `refused` is the reason why it has no results, or empty. `as_of_ms`: the time of
+    the newest record of the replica that answers; None from the master."""
 
     request_id: str
     home: str
     found: tuple[Found, ...] = ()
     refused: str = ""
+    as_of_ms: int | None = None
 
     def encoded(self) -> bytes:
         """As it goes to Redis."""
@@ -144,12 +148,15 @@ class Answer(NamedTuple):
         }
         if self.refused:
             fields["refused"] = self.refused[:NAME_CHARS_MOST]
+        if self.as_of_ms is not None:
+            fields["as_of"] = self.as_of_ms
         header = json.dumps(fields, separators=(",", ":")).encode()
         return b"".join([_HEAD.pack(MAGIC, len(header)), header, *(one.body for one in self.found)])
 
     @classmethod
-    def parse(cls, data: bytes, request: Request) -> Answer:
-        """The answer to `request`. Raises ProtocolError for anything else."""
+    def parse(cls, data: bytes, request: Request, *, of_replica: bool = False) -> Answer:
+        """The answer to `request`. Raises ProtocolError for anything else. The answer `of_replica`, and no other, says
+        how fresh it is."""
         if not _HEAD.size <= len(data) <= _HEAD.size + HEADER_BYTES_MOST + PART_BYTES:
             raise ProtocolError(f"answer: {len(data)} bytes")
         magic, header_bytes = _HEAD.unpack_from(data)
@@ -173,7 +180,9 @@ class Answer(NamedTuple):
             raise ProtocolError("answer: more bytes than its results have")
         if len({one.id for one in found}) != len(found):
             raise ProtocolError("answer: results: an id twice")
-        answer = cls(request.id, request.home, tuple(found), fields.text("refused", default=""))
+        refused = fields.text("refused", default="")
+        as_of_ms = fields.number("as_of", OFFSET_MOST) if of_replica else None
+        answer = cls(request.id, request.home, tuple(found), refused, as_of_ms)
         fields.end()
         if not answer.refused and len(found) != len(request.ids):
             raise ProtocolError("answer: results: an id is missing")

@@ -187,6 +187,8 @@ class Elsewhere:
             if content.get("task_id") != found.id or content.get("status") != found.state:
                 raise ValueError("it belongs to another task")
             meta: dict[str, Any] = self._backend.meta_from_decoded(content)
+            if found.as_of_ms is not None:
+                meta["cystore_as_of_ms"] = found.as_of_ms
             for child in meta.get("children") or ():
                 result_from_tuple(child, self._backend.app)  # AsyncResult makes the same call
         except NO_RESULT as error:

@@ -100,6 +100,14 @@ class Look:
             except lists.AWAY as error:
                 self._went_away(error)
 
+    def left(self) -> list[str]:
+        """The ids without a result."""
+        return list(self._left)
+
+    def drop(self, task_id: str) -> None:
+        """Looks no more for an id: its result was found in another way."""
+        self._left.pop(task_id, None)
+
     def silent(self) -> list[str]:
         """The homes that were asked and did not answer; "" if Redis did not."""
         return [name for name, home in self._homes.items() if not home.answered] if self._homes else [""]

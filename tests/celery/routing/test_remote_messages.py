@@ -50,6 +50,15 @@ def test_an_answer_comes_as_it_was_sent():
     assert Answer.parse(elsewhere.encoded(), ASKED).found[0].elsewhere == OTHER
 
 
+def test_only_the_answer_of_a_replica_says_how_fresh_it_is():
+    replicas = ANSWER._replace(as_of_ms=1_700_000_000_000).encoded()
+    assert Answer.parse(replicas, ASKED, of_replica=True).as_of_ms == 1_700_000_000_000
+    with pytest.raises(ProtocolError, match="answer: an unknown field"):
+        Answer.parse(replicas, ASKED)
+    with pytest.raises(ProtocolError, match="as_of: missing"):
+        Answer.parse(ANSWER.encoded(), ASKED, of_replica=True)
+
+
 def test_an_answer_holds_no_more_than_its_bound():
     """A result that does not fit is asked for in parts."""
     bodies = {"a": b"x" * (PART_BYTES - 1), "b": b"y" * 10, "c": b"z"}
