@@ -9,8 +9,10 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from celery import states
 from celery.backends.asynchronous import AsyncBackendMixin
@@ -21,6 +23,7 @@ from kombu.serialization import loads
 from kombu.utils.encoding import ensure_bytes
 
 from cystore import (
+    FlushSlaveTimeoutError,
     Message,
     MessageStore,
     PageCacheBusyError,
@@ -29,8 +32,9 @@ from cystore import (
     StoreFullError,
     StoreNotWritableError,
 )
-from cystore.celery import homes
+from cystore.celery import homes, replicas
 from cystore.celery.base import event_loop, greenlets, records
+from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.store_watch import back_to_the_broker
 from cystore.celery.chords.chord_steps import Chords, is_part
 from cystore.celery.lifecycle import recorder
@@ -44,6 +48,7 @@ from cystore.celery.stores import (
     DEFAULTS,
     Location,
     compacts_results,
+    for_a_while,
     open_shared,
     open_to_read,
     release,
@@ -51,8 +56,9 @@ from cystore.celery.stores import (
 )
 from cystore.celery.versions import decompress_payload
 
-# Nothing was appended, and a later try may succeed.
-SAFE_TO_RETRY = (StoreFullError, PageCacheBusyError, StoreNotWritableError)
+# A later try may succeed. Nothing was appended; after FlushSlaveTimeoutError the master has the records, and a second
+# time they change nothing.
+SAFE_TO_RETRY = (StoreFullError, PageCacheBusyError, StoreNotWritableError, FlushSlaveTimeoutError)
 
 log = logging.getLogger("cystore.celery")
 
@@ -79,6 +85,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         True  # readers check expiry and workers clean: beat need not send celery.backend_cleanup
     )
     supports_failure_expires = True
+    is_own = True  # the app's own store, which also has its lifecycle log; False: a replica of another home
 
     def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
         super().__init__(app, url=url, **kwargs)
@@ -107,7 +114,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             reader_of(self)  # reports an invalid URL now, and not at the first look
         self._redaction = Redaction.of(conf)
         _backends.add(self)
-        if self.location.path:
+        if self.location.path and self.is_own:
             recorder.install(self.app, self.location)
 
     def __reduce__(self, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -141,8 +148,23 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         opens it again."""
         self._opened = None
         if self.location.path:
-            recorder.release(self.app)
+            if self.is_own:
+                recorder.release(self.app)
             release(self.location, self.app)
+
+    def of_home(self, home: str) -> CystoreBackend | None:
+        """The backend of a home whose records this host can take: this one, or that of a replica in the folder
+        `cystore_replicas`. None if this host has no store of the home."""
+        if self.location.path and (home == homes.own_id(self) or home == store_id_of(self.store)):
+            return self
+        folder = replicas.folder_of(self.app)
+        path = None if folder is None else replicas.served_in(folder, self.location.path).get(home)
+        return None if path is None else ReplicaBackend(self.app, path)
+
+    @contextmanager
+    def for_a_while(self) -> Iterator[None]:
+        """Wraps the use of a backend from `of_home`."""
+        yield
 
     def _refuse_to_start(self) -> None:
         """Raises when a worker starts and cannot use its store: one error instead of one for each task."""
@@ -434,6 +456,27 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             pending.clear()
         self.result_consumer._after_fork()
         self.elsewhere.after_fork()
+
+
+class ReplicaBackend(CystoreBackend):
+    """The backend of another home, whose replica is on this host. It takes records once the replica is the master."""
+
+    is_own = False
+
+    def __init__(self, app: Any, path: Path) -> None:
+        super().__init__(app, url=f"cystore://{quote(str(path))}")
+        # The replica has its own settings, and `cystore ha run` or `cystore replicate` does its services.
+        self.location = Location(str(path.resolve()), {"create": False, "services": "none"})
+
+    def _refuse_to_start(self) -> None:
+        """The worker starts without its replicas as well."""
+
+    @contextmanager
+    def for_a_while(self) -> Iterator[None]:
+        """Closes the store afterwards: a process that keeps it open delays the truncation of a returned master."""
+        with for_a_while(self.location, self.app):
+            yield
+        self._opened = None
 
 
 def _largest_bytes(config: StoreConfig) -> int:

@@ -31,7 +31,7 @@ from celery.utils.functional import LRUCache
 from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyError, StoreError, clock
 from cystore.celery.base import greenlets, records
 from cystore.celery.base.events import EVENTS, Event
-from cystore.celery.base.identity import known_home_of
+from cystore.celery.base.identity import is_replica, known_home_of
 from cystore.celery.base.queues import declared
 from cystore.system.store_lock import locked_byte
 
@@ -67,7 +67,7 @@ class HomeAwayError(ResultsElsewhereError, ResultTimeoutError):
 
 
 def own_id(backend: CystoreBackend) -> str | None:
-    """The id of this process's store; None without one."""
+    """The home that this process's store keeps; None without a store."""
     return known_home_of(backend.store) if backend.location.path else None
 
 
@@ -255,10 +255,13 @@ def _current_backend() -> Any:
 def put(
     backend: CystoreBackend, home: str, fields: Sequence[dict[str, Any]], *, flush: str | None = None
 ) -> None:
-    """Appends records (keyword arguments of `Message`) in order to their home: here, or through the broker."""
+    """Appends records (keyword arguments of `Message`) in order to their home: here, or through the broker. A replica
+    of the home on this host takes no records: the master gets them."""
     if backend.location.path and home == own_id(backend):
-        _append(backend.store_to_write, fields, flush)
-        return
+        store = backend.store_to_write
+        if not is_replica(store):
+            _append(store, fields, flush)
+            return
     send_id, sent_ms = uuid.uuid4().hex, str(clock.now_ms())
     listed = [
         {
@@ -281,10 +284,17 @@ def put(
     )
 
 
+def _safe(store: MessageStore, flush: str | None) -> str | None:
+    """The flush of a put. An elected master may be cut off without knowing it, and its own disk may be lost with it: so
+    records that do not ask for "async" wait until each member in sync has them."""
+    return "replicated" if flush != "async" and store.epoch else flush
+
+
 def _append(store: MessageStore, fields: Sequence[dict[str, Any]], flush: str | None) -> None:
+    flush = _safe(store, flush)
     if not greenlets.in_use():
         _append_now(store, fields, flush)
-    elif len(fields) > 1 or "sync" in (flush, store.config.flush_disk_type):
+    elif len(fields) > 1 or flush == "replicated" or "sync" in (flush, store.config.flush_disk_type):
         greenlets.off_the_hub(_append_now, store, fields, flush)
     else:
         try:
@@ -324,18 +334,24 @@ def home_record(
 ) -> int:
     """Appends records that a worker of another store sent here; returns the number of new ones. A store that refuses
     them for the moment gets them again later."""
-    backend = self.app.backend
-    own = own_id(backend)
-    if own != home:
-        raise ImproperlyConfigured(f"records for store {home} reached a worker of store {own}")
     try:
-        if any(one["topic"] == records.CHORDS for one in fields):
-            backend.chords.hold()
-        new = append_once(backend, send_id, fields, flush)
+        backend = self.app.backend.of_home(home)
+        if backend is None:
+            raise ImproperlyConfigured(
+                f"records for store {home} reached a worker of store {own_id(self.app.backend)}"
+            )
+        with backend.for_a_while():
+            return _take(backend, send_id, fields, flush)
     except MessageIllegalError:
         raise
     except StoreError as error:
         raise self.retry(exc=error, countdown=min(2**self.request.retries, RETRY_AT_MOST_S)) from error
+
+
+def _take(backend: CystoreBackend, send_id: str, fields: list[dict[str, Any]], flush: str | None) -> int:
+    if backend.is_own and any(one["topic"] == records.CHORDS for one in fields):  # else a sweep holds them
+        backend.chords.hold()
+    new = append_once(backend, send_id, fields, flush)
     # Known records too: the process that appended them may have been killed before it looked at their chords.
     backend.chords.settle_records(fields)
     return new
@@ -365,8 +381,10 @@ def append_once(
                 )
             )
         if messages:
-            store.put_many(messages, flush=flush)
+            store.put_many(messages, flush=_safe(store, flush))
             _wake(store, fresh)
+        elif store.epoch:  # an earlier delivery appended them, and perhaps did not wait to the end
+            store.wait_replicated()
         return len(messages)
 
 

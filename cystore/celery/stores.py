@@ -10,7 +10,9 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -257,6 +259,7 @@ _open: dict[str, tuple[Location, weakref.ref[MessageStore]]] = {}
 _refused: dict[str, tuple[Location, str]] = {}  # stores that this user may only read: how, and why
 _kept: weakref.WeakKeyDictionary[Celery, dict[str, MessageStore]] = weakref.WeakKeyDictionary()
 _kept_h: dict[str, int] = {}  # the least retention of each
+_uses: Counter[str] = Counter()  # running uses of stores that are closed after the last one
 _lock = threading.Lock()
 
 
@@ -339,6 +342,26 @@ def release(location: Location, app: Celery) -> None:
     _kept.get(app, {}).pop(location.path, None)
 
 
+@contextmanager
+def for_a_while(location: Location, app: Celery) -> Iterator[None]:
+    """Wraps uses of a store that this process must not keep open: closes it after the last one. If another thread just
+    began a use, that one raises StoreClosedError."""
+    with _lock:
+        _uses[location.path] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _uses[location.path] -= 1
+            store = None if _uses[location.path] > 0 else opened_at(location.path)
+        release(location, app)
+        if store is not None:
+            try:
+                store.close()
+            except NotDurableError:
+                log.exception("%s: closed", location.path)
+
+
 def close_shared(**_signal: object) -> None:
     """Closes what `open_shared` opened; a later use opens it again."""
     with _lock:
@@ -359,6 +382,7 @@ def _forked() -> None:
     """A store attaches again by itself; the lock may have been held by a thread that the child does not have."""
     global _lock
     _lock = threading.Lock()
+    _uses.clear()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -24,6 +24,7 @@ def begin(sender: Any, **_signal: object) -> None:
     from cystore.celery.base.store_watch import StoreWatch
     from cystore.celery.duties.answering import ReadHost
     from cystore.celery.duties.main_process import DutyHost
+    from cystore.celery.duties.replica_host import ReplicaHost
     from cystore.celery.results.full_disk import tell_in_one_line
 
     if app.backend.location.path:
@@ -31,3 +32,4 @@ def begin(sender: Any, **_signal: object) -> None:
         app.steps["consumer"].add(StoreWatch)
         app.steps["consumer"].add(ReadHost)
         DutyHost.take_part(sender)
+    ReplicaHost.take_part(app)

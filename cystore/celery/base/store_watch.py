@@ -23,8 +23,15 @@ from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured, Reject
 from celery.worker import state
 
-from cystore import StoreClosedError, StoreError, StoreFullError
+from cystore import (
+    FlushSlaveTimeoutError,
+    NotAcknowledgingError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+)
 from cystore.celery.base.green_timers import STARTED_BEFORE, cancel_repeated, end_heartbeats
+from cystore.celery.base.identity import is_master
 from cystore.celery.base.pools import BROKER, claim, may_have_begun, tell_what_was_raised
 from cystore.celery.base.processes import in_pool
 from cystore.celery.stores import opened_at
@@ -57,6 +64,11 @@ def away(path: str) -> StoreError | None:
     try:
         store.check_usable()
         store.check_takes_puts()
+        if not is_master(store):
+            return NotAcknowledgingError(
+                "this elected master's lease is over: does `cystore ha run` run, and does etcd answer?",
+                path=path,
+            )
     except StoreClosedError:
         return None
     except StoreError as error:  # also in a forked child that cannot attach
@@ -89,8 +101,8 @@ def handed_over(path: str) -> bool:
 
 @contextmanager
 def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
-    """Wraps the storing of a task's state. If the store is away, the worker's task is rejected and its message goes
-    back."""
+    """Wraps the storing of a task's state. If the store is away, or its replicas do not get the state, the worker's
+    task is rejected and its message goes back."""
     try:
         yield
     except StoreError as error:
@@ -102,7 +114,8 @@ def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
         if ran_here and isinstance(error, StoreFullError):
             _no_space(app, path, request, error)
             raise
-        if not ran_here or away(path) is None:
+        unreplicated = isinstance(error, (NotAcknowledgingError, FlushSlaveTimeoutError))
+        if not ran_here or (away(path) is None and not unreplicated):
             raise
         fate = (
             "its message goes back to the broker" if _is_late(app, request) else "it was acknowledged early"

@@ -34,6 +34,7 @@ from kombu.utils.encoding import ensure_bytes
 from cystore import MessageStore, OffsetError, clock
 from cystore.celery import homes
 from cystore.celery.base import records
+from cystore.celery.base.identity import is_replica
 from cystore.celery.base.records import CHORDS
 from cystore.celery.chords.chord_runs import (
     ADDED,
@@ -71,7 +72,7 @@ def expires_ms(app: Any) -> int:
     return EXPIRES_S * 1000
 
 
-_tables: dict[str, Table] = {}
+_tables: dict[tuple[str, int], Table] = {}  # by path and epoch: a log may be truncated between two epochs
 _opened: LRUCache = LRUCache(limit=10_000)  # group id -> run that this process opened last
 _added: LRUCache = LRUCache(limit=10_000)  # id of a header task -> ids that it added
 _held: set[str] = set()  # stores known to have the hold
@@ -240,8 +241,9 @@ class Chords:
         """Sends the body if the run is complete and no other worker sends it; returns whether it did. `chord` is the
         body from a part's message."""
         backend, store = self._backend, self._backend.store
-        path = str(store.path)
-        table = _tables.get(path) or _tables.setdefault(path, Table())
+        if is_replica(store):
+            return False  # the master's host does it
+        table = _table_of(store)
         if not table.may_be_complete(store, group_id, run_id):
             return False
         run = table.look(store, group_id, run_id)
@@ -300,7 +302,7 @@ class Chords:
         assert run.claim is not None
         if clock.now_ms() >= run.claim.until_ms:
             store = backend.store
-            run = _tables[str(store.path)].look(store, run.group_id, run.run_id)
+            run = _table_of(store).look(store, run.group_id, run.run_id)
             if run.done or run.claim is None or run.claim.token != token:
                 log.warning("chord %s: the claim was lost before the body was sent", run.group_id)
                 return None
@@ -362,6 +364,11 @@ class Chords:
         return meta["result"]
 
 
+def _table_of(store: MessageStore) -> Table:
+    which = (str(store.path), store.epoch)
+    return _tables.get(which) or _tables.setdefault(which, Table())
+
+
 def _place(part: tuple[tuple[str, str], tuple[int, str]]) -> tuple[float, int]:
     """Parts in the order of the header; parts without a place in it come last, as stored."""
     (_, index), (offset, _) = part
@@ -420,6 +427,11 @@ class Sweeper:
         self._open: dict[tuple[str, str], _Open] = {}
         self._next: int | None = None
         self._wrote = -1  # the log's end before the last look
+
+    @property
+    def has_open(self) -> bool:
+        """Whether it knows an open chord."""
+        return bool(self._open)
 
     def is_due(self, store: MessageStore) -> bool:
         """Whether a look may find something: the log grew since the last one, or an open chord is due."""
@@ -528,3 +540,21 @@ def sweep(app: Any, store: MessageStore, *, max_chords: int = 1_000) -> int:
     backend.
     """
     return _sweepers.setdefault(str(store.path), Sweeper()).sweep(app.backend, max_chords)
+
+
+def begin_again(path: str) -> None:
+    """Forgets this process's knowledge of the open chords of a store, which was a replica meanwhile."""
+    _sweepers.pop(path, None)
+    _held.discard(path)
+
+
+def sweep_replica(backend: CystoreBackend, *, max_chords: int = 1_000) -> int:
+    """`sweep` for the backend of a replica that has become the master."""
+    store = backend.store
+    if not sweep_is_due(store):
+        return 0
+    sweeper = _sweepers[str(store.path)]
+    sent = sweeper.sweep(backend, max_chords)  # before the hold, which it would take for the first open chord
+    if sweeper.has_open:
+        backend.chords.hold()
+    return sent

@@ -400,8 +400,8 @@ def test_what_is_done_takes_no_memory(led):
         led.open()
         led.part("a", 0, "A")
         led.part("b", 1, "B")
-    chord_steps._tables[str(store.path)].look(store, led.group_id, "another run")
-    kept = chord_steps._tables[str(store.path)]._runs.values()
+    chord_steps._tables[str(store.path), 0].look(store, led.group_id, "another run")
+    kept = chord_steps._tables[str(store.path), 0]._runs.values()
     assert [run.done for run in kept] == [True, True, True, False]
     assert not any(run.parts for run in kept)
     led.part("a", 0, "a late duplicate")
