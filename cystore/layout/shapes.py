@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
-
-from cystore.value_class import value_class
 
 Constants = dict[str, tuple[int, str]]  # name: value, what it is
 
@@ -40,7 +39,7 @@ class Part(NamedTuple):
     v6_flag: str = ""
 
 
-@value_class(frozen=True)
+@dataclass(frozen=True)
 class Shared:
     """One field of the control block. `type` is a C type; `count` > 1 makes an array. `owner`: the lock for writes."""
 

@@ -17,8 +17,8 @@ ROOT_MODULES_MAX = 9
 # Place, what it is for.
 ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.errors", "the errors that users catch"),
-    ("cystore.value_class", "dataclasses that an import makes quickly"),
     ("cystore.layout", "every stored or shared byte, as data"),
+    ("cystore.value_class", "dataclasses that an import makes quickly"),
     ("cystore.config", "the settings of a store"),
     ("cystore.config_sources", "settings from the environment and from a TOML file"),
     ("cystore.results", "what reads return"),

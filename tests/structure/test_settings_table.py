@@ -33,6 +33,8 @@ def test_every_setting_of_the_app_is_in_the_table():
 # Settings that no code reads as an attribute, and why they are no lie.
 ELSEWHERE = {
     "message_delay_level": "`delay_levels_ms` of the configuration reads it",
+    "store_path_commit_log": "`log_folders` of the configuration reads it",
+    "read_only_commit_log_store_paths": "`log_folders` of the configuration reads it",
 }
 
 

@@ -1,4 +1,4 @@
 """Results of other hosts: requests, answers, the client.
 
-May import `cystore.celery.homes` and what is below it: docs/architecture.md.
+May import `cystore.celery.replicas` and what is below it: docs/architecture.md.
 """
