@@ -13,10 +13,13 @@ import pytest
 import cystore
 from cystore.cli.program import main
 from cystore.config import StoreConfig
+from cystore.config_sources import resolve
+from cystore.derived.reading.snapshot import runs_of
 from cystore.engine.files import log_folders
 from cystore.engine.files.log_folders import LogFolders, Space
 from cystore.engine.files.segments import file_name
 from cystore.engine.log import disk_space
+from cystore.ha.epochs.truncation import order_truncation
 from tests.support.checks import check, everything
 from tests.support.cleaning import check_cleaned, fill, filled
 from tests.support.clock import turn
@@ -124,6 +127,13 @@ def test_settings_that_name_no_folders(settings, wrong):
 def test_a_program_may_list_the_folders(path, others):
     with open_small(path, store_path_commit_log=[str(others[0]), str(others[1])]) as store:
         assert store.settings.log_folders() == dict.fromkeys(map(str, others), True)
+
+
+def test_a_file_and_the_environment_may_name_the_folders(tmp_path, monkeypatch):
+    (tmp_path / "settings.toml").write_text('store_path_commit_log = ["commitlog", "/disk"]\n')
+    monkeypatch.setenv("CYSTORE_READ_ONLY_COMMIT_LOG_STORE_PATHS", "/old,/older/")
+    config = resolve({}, file=tmp_path / "settings.toml")
+    assert config.log_folders() == {"/disk": True, "commitlog": True, "/old": False, "/older": False}
 
 
 def test_a_folder_that_is_read_only_gets_no_new_file_and_goes_when_it_is_empty(path, others, monkeypatch):
@@ -478,6 +488,37 @@ def test_a_reader_by_url_refuses(path, others):
 
 
 POOL = {"transient_store_pool_enable": True, "transient_store_pool_size": 3}
+
+
+def test_ranges_of_a_snapshot_name_each_segment(path, others):
+    """Arrow and Spark read them in other processes."""
+    with open_small(path, **several(others)) as store:
+        put = filled(store)
+        snapshot = store.snapshot()
+        ranges = list(snapshot.segments(snapshot.minimum, snapshot.end))
+    assert [part for run in runs_of(ranges) for part in run.ranges()] == ranges
+    found = where(path, others)
+    assert {part.path: part.base for part in ranges} == {
+        str(found[part.base] / file_name(part.base)): part.base for part in ranges
+    }
+    arrow = pytest.importorskip("cystore.columns.arrow")
+    batches = arrow.read_ranges(ranges, arrow.ReadSettings())
+    assert sum(batch.num_rows for batch in batches) == len(put)
+
+
+def test_a_log_is_truncated_in_all_folders(path, others):
+    """As a replaced master's is (docs/replication.md)."""
+    with open_small(path, **several(others)) as store:
+        put = filled(store)
+        cut = put[50]
+        end = store.stats()["wrote"]
+        order_truncation(store._attached().manifest, cut.physical_offset, end)
+    with open_small(path) as store:
+        assert store.stats()["wrote"] == cut.physical_offset
+        assert [m.physical_offset for m in store.scan()] == [one.physical_offset for one in put[:50]]
+        store.put("T", b"goes on")
+    kept = next((path / "quarantine").glob("commitlog-*"))
+    assert kept.stat().st_size == end - cut.physical_offset > 3 * LOG_BYTES
 
 
 def test_a_pool_commits_into_all_folders(path, others, tmp_path):
