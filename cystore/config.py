@@ -282,6 +282,14 @@ class StoreConfig(_Given):
             return False
         return name in getattr(self, "_names", ()) or getattr(self, name) != DEFAULTS[name]
 
+    def but(self, **values: Any) -> StoreConfig:
+        """A copy with other values. It knows which settings were given, and which suggested."""
+        copy = dataclasses.replace(self, **values)
+        for name in _Given.__slots__:
+            if hasattr(self, name):
+                object.__setattr__(copy, name, getattr(self, name))
+        return copy
+
     @classmethod
     def from_toml(cls, path: Path | str, **more: Any) -> StoreConfig:
         """A configuration from the top level (or the table ``[cystore]``) of a TOML file. Values in `more` win over the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import weakref
@@ -151,7 +150,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
     def _attach(self, instead: Attachment | None = None) -> Attachment:
         """Attaches completely or not at all: an unfinished attachment is left again, even if this object is dropped
         meanwhile."""
-        config = dataclasses.replace(self.config, create=False) if self._was_attached else self.config
+        config = self.config.but(create=False) if self._was_attached else self.config
         revive = weakly(self, MessageStore._revive)
         parts = attach(self.path, config, revive, self._progress, instead=instead)
         self._was_attached = True

@@ -167,6 +167,17 @@ def test_with_block_closes_also_after_an_error(path):
 # --------------------------------------------------------------------------------------------------------- fork
 
 
+def test_a_child_takes_the_files_of_the_store_not_those_that_its_parent_suggested(path):
+    """Seen: pool processes of a worker could not open a store that `cystore ha run` had made."""
+    open_small(path).close()
+    config = cystore.StoreConfig.from_mapping(
+        {"services": "none"}, suggested={"mapped_file_size_consume_queue_bytes": 777 * 20}
+    )
+    with cystore.open(path, config=config) as store:
+        assert in_child(lambda: store.put("T", b"child")) == 0
+        assert bodies(store) == [b"child"]
+
+
 def test_child_forked_before_any_use(store):
     assert in_child(lambda: store.put("T", b"child")) == 0
     store.put("T", b"parent")
