@@ -62,7 +62,10 @@ class Hosts:
         return process
 
     def worker(self, name: str, host: str, *words: str, **environment: str) -> Worker:
-        settings = {"cystore_replicas": str(self.replica_path.parent)} if host == "b" else {}
+        """On host b it has the folder of replicas, and waits while its own store is a replica."""
+        settings = {}
+        if host == "b":
+            settings = {"cystore_replicas": str(self.replica_path.parent), "cystore_store_away": "wait"}
         worker = Worker(
             self._folder / f"{name}.log", f"--hostname={name}@{host}", "--concurrency=2", *words,
             **{
@@ -112,15 +115,40 @@ def hosts_in(folder: Path) -> Iterator[Hosts]:
             hosts.close()
 
 
+def begun(hosts: Hosts, replica_path: Path) -> tuple[str, subprocess.Popen[bytes]]:
+    """The home, which has a master on host a and a replica on host b; and the process that keeps the master."""
+    config = Location.parse(f"cystore://{hosts.home_path}").config()
+    with cystore.open(hosts.home_path, config=config) as store:
+        home = known_home_of(store)
+    home_keeper = hosts.keep(hosts.home_path, "a")
+    wait_until(lambda: hosts.master() == "a", "a is the master")
+    hosts.keep(replica_path, "b")
+    wait_until(lambda: hosts.in_sync() == {"a", "b"}, "b is in sync")
+    return home, home_keeper
+
+
+def test_a_standby_takes_over_with_its_store(tmp_path):
+    """The own store of each worker is a member of the group."""
+    with hosts_in(tmp_path) as hosts:
+        home, home_keeper = begun(hosts, tmp_path / "b" / "store")
+        at_a, standby = hosts.worker("w", "a"), hosts.worker("standby", "b")
+        web = hosts.app("cystore+remote://", cystore_home=home)
+        add = web.tasks[work.add.name]
+        early = add.delay(1, 2)
+        assert early.get(timeout=PATIENCE_S) == 3
+        wait_until(lambda: "waits until its store is back" in standby.log.read_text(), "it is a standby")
+        killed(home_keeper)
+        at_a.kill()
+        assert add.delay(20, 3).get(timeout=PATIENCE_S) == 23
+        assert AsyncResult(early.id, app=web).get(timeout=PATIENCE_S) == 3
+        body = chord([add.s(1, 1), add.s(2, 2)], web.tasks[work.total.name].s()).apply_async()
+        assert body.get(timeout=PATIENCE_S) == 6
+        assert hosts.master() == "b"
+
+
 def test_the_host_of_a_home_dies(tmp_path):
     with hosts_in(tmp_path) as hosts:
-        config = Location.parse(f"cystore://{hosts.home_path}").config()
-        with cystore.open(hosts.home_path, config=config) as store:
-            home = known_home_of(store)
-        home_keeper = hosts.keep(hosts.home_path, "a")
-        wait_until(lambda: hosts.master() == "a", "a is the master")
-        hosts.keep(hosts.replica_path, "b")
-        wait_until(lambda: hosts.in_sync() == {"a", "b"}, "b is in sync")
+        home, home_keeper = begun(hosts, hosts.replica_path)
         at_a = hosts.worker("w", "a")
         hosts.worker("w", "b", "--queues", SECOND)
 
