@@ -31,7 +31,7 @@ from celery.utils.functional import LRUCache
 from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyError, StoreError, clock
 from cystore.celery.base import greenlets, records
 from cystore.celery.base.events import EVENTS, Event
-from cystore.celery.base.identity import is_replica, known_home_of
+from cystore.celery.base.identity import has_home, is_replica, known_home_of
 from cystore.celery.base.queues import declared
 from cystore.system.store_lock import locked_byte
 
@@ -256,10 +256,11 @@ def put(
     backend: CystoreBackend, home: str, fields: Sequence[dict[str, Any]], *, flush: str | None = None
 ) -> None:
     """Appends records (keyword arguments of `Message`) in order to their home: here, or through the broker. A replica
-    of the home on this host takes no records: the master gets them."""
+    of the home on this host takes no records: the master gets them. Raises StoreIsSlaveError in a replica that does not
+    know its home yet."""
     if backend.location.path and home == own_id(backend):
         store = backend.store_to_write
-        if not is_replica(store):
+        if not is_replica(store) or not has_home(store):
             _append(store, fields, flush)
             return
     send_id, sent_ms = uuid.uuid4().hex, str(clock.now_ms())

@@ -39,6 +39,12 @@ def known_home_of(store: MessageStore) -> str:
     return found
 
 
+def has_home(store: MessageStore) -> bool:
+    """Whether a store knows the home of its log: a replica that never met its master does not."""
+    known_home_of(store)
+    return store in _known
+
+
 def is_replica(store: MessageStore) -> bool:
     """Whether only another store appends to this log: the store is a slave, or a member of a group that is not its
     elected master."""

@@ -19,7 +19,7 @@ from celery.result import AsyncResult, GroupResult
 import cystore
 from cystore.celery import homes, replicas
 from cystore.celery.backend import ReplicaBackend
-from cystore.celery.base import queues
+from cystore.celery.base import queues, records
 from cystore.celery.base.identity import is_replica, known_home_of, store_id_of
 from cystore.celery.chords import chord_steps
 from cystore.celery.duties import answers
@@ -250,6 +250,18 @@ def delivered(app: Celery, home: str) -> int:
             message.ack()
             app.tasks[homes.HOME_RECORD].run(*message.payload[0])
     return count
+
+
+def test_a_program_beside_a_replica_sends_its_records_to_the_master(tmp_path, pair):
+    master, slave = pair
+    task_id = f"sent {uuid4()}"
+    app_at(slave.path).backend.store_result(task_id, 1, states.SUCCESS)
+    assert delivered(app_at(master.path), known_home_of(master)) == 1
+    (found,) = master.query("celery_results", records.key_of(task_id), 9)
+    assert found.tags == states.SUCCESS
+    cystore.open(tmp_path / "lost", **slaves(free_port(), services="none")).close()
+    with pytest.raises(cystore.StoreIsSlaveError):  # it does not know whose replica it is
+        app_at(tmp_path / "lost").backend.store_result(task_id, 1, states.SUCCESS)
 
 
 def test_chords_go_on_at_the_replica(tmp_path, pair, monkeypatch):
