@@ -17,7 +17,7 @@ import cystore
 from cystore import StoreError, layout
 from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits, TagFilter
-from cystore._native.lookup import key_reader, many_keys, tail, tail_table
+from cystore._native.lookup import key_reader, many_keys, sequence, tail, tail_table
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.window import LogWindow
@@ -152,6 +152,10 @@ def run_query(data: bytes) -> None:
             _check(message, bytes(log))
             if key.decode() not in (*message.keys, message.unique_key) or message.topic != "T":
                 raise Wrong(f"{key!r} is no key of {message!r}")
+    for position in (0, len(log) // 3, len(log) - 1):
+        following = sequence.next_offsets(window, 0, len(log), position, b"T", 0, 1, 3)
+        if len(following) > 3 or min(following, default=1) < 1:
+            raise Wrong(f"{following} are not the next three queue offsets from 1 on")
     made = MappedFile.anonymous(0, 20 * 40)
     count, _ = tail.entries_into(made, window, 0, len(log), 0, b"T", 0)
     for number in range(count):

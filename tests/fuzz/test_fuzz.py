@@ -75,6 +75,7 @@ REACHED_BY = {
     "index": "index",
     "key_reader": "query",
     "many_keys": "query",
+    "sequence": "query",
     "queue_reader": "store",
     "get_result": "store",
     "counts": "store",
