@@ -294,6 +294,9 @@ def begin_log_folders(root: Path, config: StoreConfig, *, adopt: bool) -> LogFol
         return None
     before = {} if listed is None else listed.folders
     left = {name for name in before if name not in wanted and name != LOG_FOLDER}
+    for name in left:  # without its disk it would seem to be empty
+        assert listed is not None
+        check_mark(root, _held(Path(name)), read_mark(Path(name + NEIGHBOUR)), listed)
     kept = {name for name in left if sizes_in(_held(Path(name)))}
     names = {LOG_FOLDER: False} | dict.fromkeys(sorted(kept), False) | dict(sorted(wanted.items()))
     others = [name for name in names if name != LOG_FOLDER]
