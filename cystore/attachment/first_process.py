@@ -15,11 +15,12 @@ from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.assemble import compose
 from cystore.attachment.attachment import Attachment
-from cystore.config import INT_MAX, StoreConfig
+from cystore.config import INT_MAX, LOG_FOLDER, StoreConfig
 from cystore.derived.dispatch.known_filters import begin_filters
 from cystore.derived.files.known_queues import forget_known_queues
 from cystore.engine.files.log_folders import begin_log_folders
 from cystore.engine.files.segments import Mode
+from cystore.engine.inspect.recognize import check_outside_of_stores
 from cystore.engine.log.allocate import CONTROL_NAME, HEADROOM_NAME
 from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.engine.manifest.manifest_file import FILE_NAME as MANIFEST
@@ -67,6 +68,7 @@ def recover_and_build(
     abort = root / ABORT_NAME
     made = not (root / MANIFEST).exists()
     given, config = config, effective_at(config, root)
+    check_outside_of_stores(root, [Path(name) for name in config.log_folders() if name != LOG_FOLDER])
     begin_log_folders(root, config, adopt=made)
     replayed = replay_pool(root, look(root), config, crashed=abort.exists())
     truncate_if_ordered(root, config.mapped_file_size_commit_log_bytes)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from cystore.engine.files import checkpoint
 from cystore.engine.files.compacted_file import FOLDER as COMPACTED
+from cystore.engine.files.log_folders import MARK, NEIGHBOUR
 from cystore.engine.files.quarantine import QUARANTINE
 from cystore.engine.files.segments import base_of_name
 from cystore.engine.log import allocate, commit_log
 from cystore.engine.manifest import manifest_file
-from cystore.errors import StoreFormatError
+from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.system import files
 from cystore.system.store_lock import LOCK_NAME, LOCK_TEXT
 
@@ -83,6 +85,17 @@ def check_is_store(root: Path) -> None:
         raise StoreFormatError("the directory is not a store", path=root)
 
 
+def check_outside_of_stores(root: Path, folders: Iterable[Path]) -> None:
+    """Raises StoreConfigError for a folder of a store's log that lies in the directory of another store."""
+    for folder in folders:
+        for above in folder.parents:
+            with files.translated(above):
+                if str(above) != str(root) and (_has_checkpoint(above) or _has_manifest(above)):
+                    raise StoreConfigError(
+                        f"a folder of the log must not lie in another store, {above}", path=folder
+                    )
+
+
 def _length(path: Path) -> int | None:
     """The length of a regular file; None without one. Does not follow links."""
     try:
@@ -107,6 +120,8 @@ def _has_manifest(root: Path) -> bool:
 
 def _has_log(root: Path) -> bool:
     folder = root / commit_log.DIRECTORY
+    if _length(root / f"{folder.name}{NEIGHBOUR}" / MARK) is not None:  # a folder of another store's log
+        return False
     try:
         status = folder.lstat()
     except FileNotFoundError:

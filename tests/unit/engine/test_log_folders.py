@@ -326,6 +326,50 @@ def test_a_folder_of_another_store_is_refused(path, others, tmp_path):
         open_small(tmp_path / "third")
 
 
+def test_a_folder_in_another_store_is_refused(path, others, tmp_path):
+    """A new store adopts the files in its folders: those of RocketMQ, and not those of a store that is open."""
+    with open_small(path) as store:
+        put = filled(store, 50)
+        (path / "below").mkdir()
+        for name in ("commitlog", "below"):
+            with pytest.raises(cystore.StoreConfigError, match=f"must not lie in another store, {path}"):
+                open_small(tmp_path / name, store_path_commit_log=str(path / name))
+        put += fill(store, 50, len(put))
+        store.dispatch()
+        check_cleaned(store, put)
+
+
+def test_the_directory_that_has_another_stores_folder_is_not_a_store(path, tmp_path):
+    (tmp_path / "commitlog").mkdir()
+    with open_small(path, **several([tmp_path / "commitlog"])) as store:
+        fill(store)
+        with pytest.raises(cystore.StoreFormatError, match="not a store"):
+            open_small(tmp_path)
+        assert main(["verify", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize("read_only", [True, False], ids=["read-only", "not named"])
+def test_a_retired_folder_without_its_disk_is_refused(path, others, read_only):
+    with open_small(path, **several(others)) as store:
+        put = filled(store)
+        retired = {"read_only_commit_log_store_paths": str(others[0])} if read_only else {}
+        store.configure(**several(others[1:]), **retired)
+    away = path.with_name("away")
+    for _ in range(2):  # before the store knows that the folder is retired, and after
+        away.mkdir()
+        for folder in (others[0], Path(f"{others[0]}.cystore")):
+            shutil.move(folder, away / folder.name)
+        others[0].mkdir()  # the mount point
+        with pytest.raises(cystore.StoreFormatError, match="is its disk mounted"):
+            open_small(path)
+        others[0].rmdir()
+        for folder in away.iterdir():
+            shutil.move(folder, others[0].parent / folder.name)
+        away.rmdir()
+        with open_small(path) as store:
+            check_cleaned(store, put)
+
+
 def test_a_copied_store_does_not_take_the_originals_folders_and_a_moved_one_does(path, others, tmp_path):
     with open_small(path, **several(others)) as store:
         put = filled(store)
