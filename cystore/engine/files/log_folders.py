@@ -222,6 +222,11 @@ def read_listed(root: Path) -> Listed | None:
     path = root / "config" / FILE
     data = files.read_if_there(path) if path.exists() else None
     if not data:  # `make` leaves an empty file if the list was removed under it
+        if path.with_name(f"{FILE}.bak").exists():
+            raise StoreFormatError(
+                f"the list of the log's folders is lost; put its last good copy, {FILE}.bak, in its place",
+                path=path,
+            )
         return None
     try:
         content = parse(data)

@@ -422,6 +422,23 @@ def test_a_lost_list_is_made_again_from_the_marks(path, others, lost):
         check_cleaned(store, put)
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("lost", ["gone", "empty"])
+def test_a_lost_list_with_a_copy_is_refused(path, others, lost, read_only):
+    """Nothing else names a retired folder."""
+    with open_small(path, **several(others)) as store:
+        put = filled(store)
+        store.configure(**several(others[1:]))
+    open_small(path).close()
+    listed = path / "config" / "log_folders.json"
+    listed.unlink() if lost == "gone" else listed.write_bytes(b"")
+    with pytest.raises(cystore.StoreFormatError, match=r"list of the log's folders is lost"):
+        open_small(path, read_only=read_only)
+    shutil.copy(f"{listed}.bak", listed)
+    with open_small(path) as store:
+        check_cleaned(store, put)
+
+
 def test_two_processes_that_make_one_file_make_it_once(path, others):
     """They may find different disks full."""
     open_small(path, **several(others)).close()
