@@ -12,7 +12,8 @@ RocketMQ accepts nothing but files of the log in such a folder. So the folder /d
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -214,6 +215,16 @@ def _held(path: Path) -> Path:
             ) from error
 
 
+@contextmanager
+def _held_here(path: Path) -> Iterator[Path]:
+    """`path`, held open in a with block. Without it the descriptor would wait for Python's collector."""
+    held = _held(path)
+    try:
+        yield held
+    finally:
+        folders.let_go(held)
+
+
 # -------------------------------------------------------------------------------------------- the list, the marks
 
 
@@ -299,10 +310,14 @@ def begin_log_folders(root: Path, config: StoreConfig, *, adopt: bool) -> LogFol
         return None
     before = {} if listed is None else listed.folders
     left = {name for name in before if name not in wanted and name != LOG_FOLDER}
-    for name in left:  # without its disk it would seem to be empty
+    kept = set()
+    for name in left:
         assert listed is not None
-        check_mark(root, _held(Path(name)), read_mark(Path(name + NEIGHBOUR)), listed)
-    kept = {name for name in left if sizes_in(_held(Path(name)))}
+        with _held_here(Path(name)) as path:
+            # Without its disk it would seem to be empty.
+            check_mark(root, path, read_mark(Path(name + NEIGHBOUR)), listed)
+            if sizes_in(path):
+                kept.add(name)
     names = {LOG_FOLDER: False} | dict.fromkeys(sorted(kept), False) | dict(sorted(wanted.items()))
     others = [name for name in names if name != LOG_FOLDER]
     _check_apart(root, others)
@@ -311,14 +326,14 @@ def begin_log_folders(root: Path, config: StoreConfig, *, adopt: bool) -> LogFol
     ours = [mark.log_id for mark in marks.values() if mark is not None and mark.store == str(root)]
     known = listed or Listed(ours[0] if ours else os.urandom(16).hex(), {})
     for name in others:
-        path = _held(Path(name))
-        if name in before or marks[name] is not None:
-            check_mark(root, path, marks[name], known)
-        elif not adopt and sizes_in(path):
-            raise StoreConfigError(
-                "a new folder of the log must be empty, and this one has files of a log", path=path
-            )
-        _prepare(root, path, config)
+        with _held_here(Path(name)) as path:
+            if name in before or marks[name] is not None:
+                check_mark(root, path, marks[name], known)
+            elif not adopt and sizes_in(path):
+                raise StoreConfigError(
+                    "a new folder of the log must be empty, and this one has files of a log", path=path
+                )
+            _prepare(path, config)
         if marks[name] is None or marks[name] != Mark(known.log_id, str(root)):
             _mark(root, Path(name + NEIGHBOUR), known, fresh=marks[name] is None)
     if listed is None or dict(listed.folders) != names:
@@ -333,8 +348,11 @@ def _check_apart(root: Path, names: list[str]) -> None:
     """Refuses folders that lie in the store or in each other, and two paths of one folder."""
     own = root / LOG_FOLDER
     seen: dict[tuple[int, int], Path] = {}
-    for path in [root, *([own] if own.exists() else []), *map(_held, map(Path, names))]:
-        status = path.stat()
+    found = [(path, path.stat()) for path in (root, own) if path.exists()]
+    for name in names:
+        with _held_here(Path(name)) as held:
+            found.append((Path(name), held.stat()))
+    for path, status in found:
         one = seen.setdefault((status.st_dev, status.st_ino), path)
         if one is not path:
             raise StoreConfigError(f"store_path_commit_log: {path} is the same directory as {one}")
@@ -347,7 +365,7 @@ def _check_apart(root: Path, names: list[str]) -> None:
                 )
 
 
-def _prepare(root: Path, path: Path, config: StoreConfig) -> None:
+def _prepare(path: Path, config: StoreConfig) -> None:
     """Checks a folder, and makes its neighbour."""
     group, neighbour = ownership.group_id(config.group), Path(f"{path}{NEIGHBOUR}")
     platform.check_writable_file_system(path, allow_any=config.allow_any_file_system)
@@ -359,7 +377,9 @@ def _prepare(root: Path, path: Path, config: StoreConfig) -> None:
     files.make_root(neighbour, group)
     if not config.allow_any_owner:
         ownership.check_folder(neighbour, group)
-    if _held(neighbour).stat().st_dev != path.stat().st_dev:
+    with _held_here(neighbour) as held:
+        apart = held.stat().st_dev != path.stat().st_dev
+    if apart:
         raise StoreConfigError(
             f"a folder of the log must not be a mount point, because its files are made in {neighbour}: name a folder "
             "below it",

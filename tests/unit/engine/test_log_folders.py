@@ -3,6 +3,7 @@ nobody takes a wrong folder for one of the log's. Method: stores of small files 
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable
@@ -368,6 +369,24 @@ def test_a_retired_folder_without_its_disk_is_refused(path, others, read_only):
         away.rmdir()
         with open_small(path) as store:
             check_cleaned(store, put)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_closed_store_holds_no_folder(path, others, read_only):
+    """Also before Python's collector runs."""
+    with open_small(path, **several(others)) as store:
+        fill(store)
+        store.configure(**several(others[1:]))
+    open_small(path, read_only=read_only).close()
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):
+            open_small(path, read_only=read_only).close()
+            assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
 
 
 def test_a_copied_store_does_not_take_the_originals_folders_and_a_moved_one_does(path, others, tmp_path):
