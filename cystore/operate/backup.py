@@ -38,7 +38,7 @@ from cystore.engine.files.checkpoint import CheckpointFields, read_checkpoint, r
 from cystore.engine.files.compacted_file import FOLDER as COMPACTED
 from cystore.engine.files.compacted_file import open_newest
 from cystore.engine.files.log_folders import FILE as LOG_FOLDERS
-from cystore.engine.files.log_folders import segment_path
+from cystore.engine.files.log_folders import LogFolders
 from cystore.engine.files.quarantine import QUARANTINE
 from cystore.engine.files.segments import file_name
 from cystore.engine.inspect.recognize import check_is_store
@@ -170,9 +170,17 @@ class _Copy:
     def __init__(self, store: MessageStore, draft: Path, report: Report) -> None:
         self._store, self._draft, self._report = store, draft, report
         self._file_bytes = store.snapshot().file_bytes
+        self._folders = LogFolders.of(store.path)  # once for all segments: each one stays open
 
     def run(self, config: StoreConfig) -> Taken:
         """Copies, verifies and closes."""
+        try:
+            return self._run(config)
+        finally:
+            if self._folders is not None:
+                self._folders.let_go()
+
+    def _run(self, config: StoreConfig) -> Taken:
         log = self._draft / DIRECTORY
         files.make_directory(log)
         files.create_sized(self._draft, log / INCOMPLETE, 0, 0)
@@ -248,7 +256,9 @@ class _Copy:
 
     def _copy_segment(self, base: int, end: int) -> None:
         """A segment's bytes up to a place in the log, and zeros behind it."""
-        source, copy = segment_path(self._store.path, base), self._path(self._draft, base)
+        source, copy = self._path(self._store.path, base), self._path(self._draft, base)
+        if self._folders is not None:
+            source = self._folders.path(base)
         file_ranges.copy_ranges(self._draft, [(source, 0, min(self._file_bytes, end - base))], copy)
         file_ranges.extend(copy, self._file_bytes)
 
