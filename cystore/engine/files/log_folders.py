@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cystore.config import LOG_FOLDER, StoreConfig
-from cystore.engine.files.segments import file_name, sizes_in
+from cystore.engine.files.segments import OURS, file_name, sizes_in
 from cystore.errors import StoreConfigError, StoreError, StoreFormatError, StoreIOError
 from cystore.system import files, folders, ownership, platform
 from cystore.system.checked_json import parse, render
@@ -329,7 +329,7 @@ def begin_log_folders(root: Path, config: StoreConfig, *, adopt: bool) -> LogFol
         with _held_here(Path(name)) as path:
             if name in before or marks[name] is not None:
                 check_mark(root, path, marks[name], known)
-            elif not adopt and sizes_in(path):
+            elif sizes_in(path) and not (adopt and _is_foreign(path)):
                 raise StoreConfigError(
                     "a new folder of the log must be empty, and this one has files of a log", path=path
                 )
@@ -342,6 +342,12 @@ def begin_log_folders(root: Path, config: StoreConfig, *, adopt: bool) -> LogFol
     for name in left - kept:
         files.remove_tree(Path(name + NEIGHBOUR))
     return LogFolders.of(root)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether the files in a folder without a mark may be RocketMQ's. A marker says that a store of ours wrote them;
+    perhaps the folder is mounted at this path, too."""
+    return not any((path / name).exists() for name in OURS)
 
 
 def _check_apart(root: Path, names: list[str]) -> None:

@@ -340,6 +340,16 @@ def test_a_folder_in_another_store_is_refused(path, others, tmp_path):
         check_cleaned(store, put)
 
 
+def test_files_that_another_store_wrote_are_not_adopted(path, others, tmp_path):
+    """The mark is missing at another mount point of the same folder."""
+    with open_small(path, **several(others)) as store:
+        put = filled(store)
+        shutil.copytree(others[0], tmp_path / "mounted")
+        with pytest.raises(cystore.StoreConfigError, match="must be empty"):
+            open_small(tmp_path / "second", store_path_commit_log=str(tmp_path / "mounted"))
+        check_cleaned(store, put)
+
+
 def test_the_directory_that_has_another_stores_folder_is_not_a_store(path, tmp_path):
     (tmp_path / "commitlog").mkdir()
     with open_small(path, **several([tmp_path / "commitlog"])) as store:
@@ -546,6 +556,17 @@ def test_a_snapshot_has_one_folder(path, others, tmp_path, capsys):
         check_cleaned(copy, put)
         assert LogFolders.of(copy._attached().root) is None
         assert copy.settings.store_path_commit_log == ""
+
+
+def test_a_snapshot_opens_each_folder_once(path, others, tmp_path, monkeypatch):
+    opened = []
+    real = log_folders._opened
+    with open_small(path, **several(others)) as store:
+        filled(store)
+        monkeypatch.setattr(log_folders, "_opened", lambda *given: opened.append(given) or real(*given))
+        assert main(["snapshot", str(path), str(tmp_path / "copy")]) == 0
+    assert len(where(path, others)) > 4
+    assert len(opened) <= 2 * 3  # as a second process, and to read the files
 
 
 def test_info_lists_the_folders(path, others, capsys):
