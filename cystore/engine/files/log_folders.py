@@ -338,7 +338,8 @@ def begin_log_folders(root: Path, config: StoreConfig, *, adopt: bool) -> LogFol
             _mark(root, Path(name + NEIGHBOUR), known, fresh=marks[name] is None)
     if listed is None or dict(listed.folders) != names:
         content = {"id": known.log_id, "folders": [list(item) for item in names.items()]}
-        files.write_whole(root, root / "config" / FILE, render(content))
+        for _ in range(1 if listed else 2):  # the first list, too, has a copy
+            files.write_whole(root, root / "config" / FILE, render(content))
     for name in left - kept:
         files.remove_tree(Path(name + NEIGHBOUR))
     return LogFolders.of(root)

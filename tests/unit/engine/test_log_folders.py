@@ -3,7 +3,6 @@ nobody takes a wrong folder for one of the log's. Method: stores of small files 
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from cystore.ha.epochs.truncation import order_truncation
 from tests.support.checks import check, everything
 from tests.support.cleaning import check_cleaned, fill, filled
 from tests.support.clock import turn
+from tests.support.disks.log_folders import segments_in, several, where
 from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
 from tests.support.process import Process
 from tests.support.processes.writers import acknowledged, start
@@ -35,28 +35,6 @@ HOUR_MS = 3_600_000
 @pytest.fixture
 def path(in_memory):
     return in_memory / "store"
-
-
-@pytest.fixture
-def others(in_memory):
-    """Two folders on what would be other disks."""
-    found = [in_memory / "disks" / name for name in ("one", "two")]
-    for folder in found:
-        folder.mkdir(parents=True)
-    return found
-
-
-def several(others: list[Path], own: bool = True) -> dict[str, str]:
-    """The setting that names them."""
-    return {"store_path_commit_log": ",".join([*(["commitlog"] if own else []), *map(str, others)])}
-
-
-def segments_in(folder: Path) -> list[int]:
-    return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
-
-
-def where(path: Path, others: list[Path]) -> dict[int, Path]:
-    return {base: folder for folder in (path / "commitlog", *others) for base in segments_in(folder)}
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["with its own folder", "without it"])
@@ -253,219 +231,6 @@ def test_on_a_real_disk_that_is_full_the_log_goes_on_in_the_other_folder(path, t
 
 
 # ------------------------------------------------------------------------------------------ folders that are not theirs
-
-
-def gone(folder: Path, mark: Path) -> None:
-    folder.rename(folder.with_name("away"))
-
-
-def unmounted(folder: Path, mark: Path) -> None:
-    """What is left when a disk is not mounted: empty folders."""
-    shutil.rmtree(folder)
-    folder.mkdir()
-    shutil.rmtree(mark.parent)
-    mark.parent.mkdir()
-
-
-def a_file(folder: Path, mark: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_bytes(b"")
-
-
-def a_link(folder: Path, mark: Path) -> None:
-    folder.rename(folder.with_name("away"))
-    folder.symlink_to(folder.with_name("away"))
-
-
-def damaged_mark(folder: Path, mark: Path) -> None:
-    mark.write_bytes(mark.read_bytes().replace(b'"id"', b'"ie"'))
-
-
-def twice(folder: Path, mark: Path) -> None:
-    name = file_name(segments_in(folder)[0])
-    shutil.copy(folder / name, folder.parent / "two" / name)
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("read_only", [False, True])
-@pytest.mark.parametrize(
-    ("harm", "said"),
-    [
-        (gone, "missing or is not a directory"),
-        (unmounted, "has no mark"),
-        (a_file, "not a directory"),
-        (a_link, "link"),
-        (damaged_mark, "mark of a folder of the log cannot be read"),
-        (twice, "has a file of this name too"),
-    ],
-)
-def test_a_wrong_folder_is_named(path, others, harm, said, read_only, tmp_path):
-    with open_small(path, **several(others)) as store:
-        put = filled(store)
-    kept = shutil.copytree(path.parent, tmp_path / "kept")
-    harm(others[0], Path(f"{others[0]}.cystore/mark.json"))
-    with pytest.raises(cystore.StoreError, match=said) as refused:
-        open_small(path, read_only=read_only)
-    assert "disks/one" in str(refused.value)
-    shutil.rmtree(path.parent)
-    shutil.copytree(kept, path.parent)
-    with open_small(path) as store:  # nothing was changed
-        check_cleaned(store, put)
-
-
-def test_a_folder_of_another_store_is_refused(path, others, tmp_path):
-    with open_small(path, **several(others)) as store:
-        fill(store)
-    for more in (several(others), {"store_path_commit_log": str(others[1])}):
-        with pytest.raises(cystore.StoreError, match=f"belongs to the store {path}"):
-            open_small(tmp_path / "second", **more)
-    (tmp_path / "old").mkdir()
-    shutil.copy(next(others[0].glob("0*")), tmp_path / "old")
-    with open_small(tmp_path / "third") as store:
-        store.configure(store_path_commit_log=f"commitlog,{tmp_path / 'old'}")
-    with pytest.raises(cystore.StoreConfigError, match="must be empty"):
-        open_small(tmp_path / "third")
-
-
-def test_a_folder_in_another_store_is_refused(path, others, tmp_path):
-    """A new store adopts the files in its folders: those of RocketMQ, and not those of a store that is open."""
-    with open_small(path) as store:
-        put = filled(store, 50)
-        (path / "below").mkdir()
-        for name in ("commitlog", "below"):
-            with pytest.raises(cystore.StoreConfigError, match=f"must not lie in another store, {path}"):
-                open_small(tmp_path / name, store_path_commit_log=str(path / name))
-        put += fill(store, 50, len(put))
-        store.dispatch()
-        check_cleaned(store, put)
-
-
-def test_files_that_another_store_wrote_are_not_adopted(path, others, tmp_path):
-    """The mark is missing at another mount point of the same folder."""
-    with open_small(path, **several(others)) as store:
-        put = filled(store)
-        shutil.copytree(others[0], tmp_path / "mounted")
-        with pytest.raises(cystore.StoreConfigError, match="must be empty"):
-            open_small(tmp_path / "second", store_path_commit_log=str(tmp_path / "mounted"))
-        check_cleaned(store, put)
-
-
-def test_the_directory_that_has_another_stores_folder_is_not_a_store(path, tmp_path):
-    (tmp_path / "commitlog").mkdir()
-    with open_small(path, **several([tmp_path / "commitlog"])) as store:
-        fill(store)
-        with pytest.raises(cystore.StoreFormatError, match="not a store"):
-            open_small(tmp_path)
-        assert main(["verify", str(tmp_path)]) == 2
-
-
-@pytest.mark.parametrize("read_only", [True, False], ids=["read-only", "not named"])
-def test_a_retired_folder_without_its_disk_is_refused(path, others, read_only):
-    with open_small(path, **several(others)) as store:
-        put = filled(store)
-        retired = {"read_only_commit_log_store_paths": str(others[0])} if read_only else {}
-        store.configure(**several(others[1:]), **retired)
-    away = path.with_name("away")
-    for _ in range(2):  # before the store knows that the folder is retired, and after
-        away.mkdir()
-        for folder in (others[0], Path(f"{others[0]}.cystore")):
-            shutil.move(folder, away / folder.name)
-        others[0].mkdir()  # the mount point
-        with pytest.raises(cystore.StoreFormatError, match="is its disk mounted"):
-            open_small(path)
-        others[0].rmdir()
-        for folder in away.iterdir():
-            shutil.move(folder, others[0].parent / folder.name)
-        away.rmdir()
-        with open_small(path) as store:
-            check_cleaned(store, put)
-
-
-@pytest.mark.parametrize("read_only", [True, False])
-def test_a_closed_store_holds_no_folder(path, others, read_only):
-    """Also before Python's collector runs."""
-    with open_small(path, **several(others)) as store:
-        fill(store)
-        store.configure(**several(others[1:]))
-    open_small(path, read_only=read_only).close()
-    gc.collect()
-    gc.disable()
-    try:
-        before = len(os.listdir("/proc/self/fd"))
-        for _ in range(2):
-            open_small(path, read_only=read_only).close()
-            assert len(os.listdir("/proc/self/fd")) == before
-    finally:
-        gc.enable()
-
-
-def test_a_copied_store_does_not_take_the_originals_folders_and_a_moved_one_does(path, others, tmp_path):
-    with open_small(path, **several(others)) as store:
-        put = filled(store)
-    shutil.copytree(path, tmp_path / "copy")
-    for read_only in (False, True):
-        with pytest.raises(cystore.StoreFormatError, match=f"is a copy of {path}"):
-            open_small(tmp_path / "copy", read_only=read_only)
-    shutil.rmtree(path)
-    for _ in range(2):
-        with open_small(tmp_path / "copy") as store:
-            check_cleaned(store, put)
-
-
-@pytest.mark.parametrize("place", ["{store}/inside", "{store}", "{above}", "{other}/below"])
-def test_folders_in_each_other_are_refused(path, others, place):
-    named = place.format(store=path, above=path.parent, other=others[0])
-    open_small(path).close()
-    Path(named).mkdir(exist_ok=True)
-    with open_small(path) as store:
-        store.configure(store_path_commit_log=f"commitlog,{others[0]},{named}")
-    with pytest.raises(cystore.StoreConfigError, match=r"must not contain each other|is the same directory"):
-        open_small(path)
-    shutil.rmtree(others[0] / "below", ignore_errors=True)
-    assert main(["config", str(path), "--set", f"store_path_commit_log=commitlog,{others[0]}"]) == 0
-    open_small(path).close()
-
-
-def test_a_folder_that_is_replaced_under_a_process_is_noticed(path, others):
-    with open_small(path, **several(others)) as store:
-        put = filled(store)
-        others[0].rename(others[0].with_name("away"))
-        others[0].mkdir()
-        check_cleaned(store, put)  # the open folder still has the files
-        with pytest.raises(cystore.StoreMovedError, match="disks/one"):
-            fill(store, 400)
-        others[0].rmdir()
-        others[0].with_name("away").rename(others[0])
-
-
-@pytest.mark.parametrize("lost", ["the list", "the manifest", "both"])
-def test_a_lost_list_is_made_again_from_the_marks(path, others, lost):
-    with open_small(path, **several(others)) as store:
-        put = filled(store)
-    if lost != "the manifest":
-        for name in ("log_folders.json", "log_folders.json.bak"):
-            (path / "config" / name).unlink(missing_ok=True)
-    if lost != "the list":
-        (path / "manifest").unlink()
-    with open_small(path, **(several(others) if lost == "both" else {})) as store:
-        check_cleaned(store, put)
-
-
-@pytest.mark.parametrize("read_only", [True, False])
-@pytest.mark.parametrize("lost", ["gone", "empty"])
-def test_a_lost_list_with_a_copy_is_refused(path, others, lost, read_only):
-    """Nothing else names a retired folder."""
-    with open_small(path, **several(others)) as store:
-        put = filled(store)
-        store.configure(**several(others[1:]))
-    open_small(path).close()
-    listed = path / "config" / "log_folders.json"
-    listed.unlink() if lost == "gone" else listed.write_bytes(b"")
-    with pytest.raises(cystore.StoreFormatError, match=r"list of the log's folders is lost"):
-        open_small(path, read_only=read_only)
-    shutil.copy(f"{listed}.bak", listed)
-    with open_small(path) as store:
-        check_cleaned(store, put)
 
 
 def test_two_processes_that_make_one_file_make_it_once(path, others):
