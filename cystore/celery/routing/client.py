@@ -124,6 +124,7 @@ class RemoteReader:
 
     def _heard_of_replica(self, told: replica_look.Told) -> None:
         if told.as_of_ms is None:
+            self._as_of.pop(told.home, None)
             self._muted[lists.replica_of(told.home)] = monotonic_s() + MUTED_S
             log.warning("a replica of store %s: %s", told.home, told.why)
             return

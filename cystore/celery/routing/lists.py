@@ -69,7 +69,7 @@ SIGNS = (
     _TIME
     + """
 local found = redis.call('ZREVRANGEBYSCORE', KEYS[1], '+inf', now - 3600000, 'WITHSCORES', 'LIMIT', 0, ARGV[1])
-for i = 2, #found, 2 do found[i] = string.format('%.0f', now - tonumber(found[i])) end
+for i = 2, #found, 2 do found[i] = string.format('%.0f', math.max(now - tonumber(found[i]), 0)) end
 return found
 """
 )
