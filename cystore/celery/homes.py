@@ -29,6 +29,7 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.utils.functional import LRUCache
 
 from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyError, StoreError, clock
+from cystore.celery import replicas
 from cystore.celery.base import greenlets, records
 from cystore.celery.base.events import EVENTS, Event
 from cystore.celery.base.identity import has_home, is_replica, known_home_of
@@ -334,13 +335,16 @@ def home_record(
     self: Any, home: str, send_id: str, fields: list[dict[str, Any]], flush: str | None = None
 ) -> int:
     """Appends records that a worker of another store sent here; returns the number of new ones. A store that refuses
-    them for the moment gets them again later."""
+    them for the moment gets them again later; so does a replica that cannot be found for the moment."""
     try:
         backend = self.app.backend.of_home(home)
         if backend is None:
-            raise ImproperlyConfigured(
+            unknown = ImproperlyConfigured(
                 f"records for store {home} reached a worker of store {own_id(self.app.backend)}"
             )
+            if replicas.folder_of(self.app) is None:
+                raise unknown
+            raise self.retry(exc=unknown, countdown=min(2**self.request.retries, RETRY_AT_MOST_S))
         with backend.for_a_while():
             return _take(backend, send_id, fields, flush)
     except MessageIllegalError:
