@@ -464,7 +464,7 @@ class ReplicaBackend(CystoreBackend):
     is_own = False
 
     def __init__(self, app: Any, path: Path) -> None:
-        super().__init__(app, url=f"cystore://{quote(str(path))}")
+        super().__init__(app, url=f"cystore://{quote(os.fsencode(path))}")
         # The replica has its own settings, and `cystore ha run` or `cystore replicate` does its services.
         self.location = Location(str(path.resolve()), {"create": False, "services": "none"})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from cystore.system import files
 log = logging.getLogger("cystore.celery")
 
 SETTING = "cystore_replicas"
+LeftOut = Callable[[Path, str], None]
 _reported: set[tuple[Path, Path]] = set()
 
 
@@ -36,20 +38,25 @@ def folder_of(app: Any) -> Path | None:
     return Path(value)
 
 
-def paths_in(folder: Path) -> list[Path]:
-    """The stores in a folder, by name. A folder that does not exist, or cannot be read, has none."""
+def paths_in(folder: Path, left_out: LeftOut | None = None) -> list[Path]:
+    """The stores in a folder, by name; of links, the paths that they lead to. A folder that does not exist, or cannot
+    be read, has none. `left_out` hears of what cannot be read."""
     try:
-        found = [folder / name for name in sorted(files.names(folder))]
-    except (OSError, StoreError):
+        names = sorted(files.names(folder))
+    except (OSError, StoreError) as error:
+        if left_out is not None and os.path.lexists(folder):
+            left_out(folder, str(error))
         return []
-    return [path for path in found if path.is_dir() and _is_store(path)]
-
-
-def _is_store(path: Path) -> bool:
-    try:
-        return is_store(path)
-    except (OSError, StoreError):
-        return False
+    found = []
+    for name in names:
+        path = Path(os.path.realpath(folder / name))
+        try:
+            if path.is_dir() and is_store(path):
+                found.append(path)
+        except (OSError, StoreError) as error:
+            if left_out is not None:
+                left_out(path, str(error))
+    return found
 
 
 def home_at(path: Path) -> str:
@@ -61,26 +68,39 @@ def home_at(path: Path) -> str:
         return ""
 
 
-def replicas_in(folder: Path, but: str = "") -> dict[str, Path]:
-    """The stores in a folder by their homes, except the store at the path `but`. Of two stores with one home, the first
-    by name counts, and a warning names the other one."""
-    found: dict[str, Path] = {}
-    for path in paths_in(folder):
-        if str(path.resolve()) == but:
-            continue
-        home = home_at(path)
-        if not home:
-            continue
-        first = found.setdefault(home, path)
-        if first != path and (first, path) not in _reported:
-            _reported.add((first, path))
-            log.warning("%s is ignored: %s has the same home %s", path, first, home)
-    return found
+def replicas_in(folder: Path, but: str = "", left_out: LeftOut | None = None) -> dict[str, Path]:
+    """The stores in a folder by their homes, except the store at the path `but`. Of two stores with one home, a replica
+    counts more than a copy, and then the first by name. `left_out` hears of what does not count, and why; without it, a
+    warning names the other one of two stores with one home, once."""
+    return _by_home(
+        sorted(paths_in(folder, left_out), key=lambda path: not is_replicated(path)), but, left_out
+    )
 
 
 def served_in(folder: Path, but: str = "") -> dict[str, Path]:
     """`replicas_in` without stores that were only copied: the home of a copy has a master elsewhere."""
-    return {home: path for home, path in replicas_in(folder, but).items() if is_replicated(path)}
+    return _by_home(filter(is_replicated, paths_in(folder)), but, None)
+
+
+def _by_home(paths: Iterable[Path], but: str, left_out: LeftOut | None) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in paths:
+        if str(path) == but:
+            continue
+        home = home_at(path)
+        if not home:
+            if left_out is not None:
+                left_out(path, "its home is not known yet, or cannot be read")
+            continue
+        first = found.setdefault(home, path)
+        if first == path:
+            continue
+        if left_out is not None:
+            left_out(path, f"{first} has the same home {home}")
+        elif (first, path) not in _reported:
+            _reported.add((first, path))
+            log.warning("%s is ignored: %s has the same home %s", path, first, home)
+    return found
 
 
 def is_replicated(path: Path) -> bool:

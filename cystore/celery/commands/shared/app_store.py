@@ -88,6 +88,10 @@ def reading(location: Location) -> Iterator[MessageStore]:
             yield store
 
 
+def _leave_out(path: Path, why: str) -> None:
+    write_note(one_line(f"{path} is left out: {why}"))
+
+
 @contextmanager
 def reading_homes(ctx: click.Context, all_homes: bool) -> Iterator[Source]:
     """The app's store, opened for reading; with `all_homes` also the replicas on this host, as one. Notes on standard
@@ -109,17 +113,18 @@ def reading_homes(ctx: click.Context, all_homes: bool) -> Iterator[Source]:
         by_home = {}
         if location.path and Path(location.path).exists():
             by_home[replicas.home_at(Path(location.path))] = opened.enter_context(reading(location))
-        for home, path in replicas.replicas_in(folder, location.path).items():
+        for home, path in replicas.replicas_in(folder, location.path, _leave_out).items():
             if home in by_home:
-                write_note(one_line(f"{path} is left out: the app's store keeps the same home"))
+                _leave_out(path, "the app's store keeps the same home")
                 continue
             try:
-                replica = by_home[home] = opened.enter_context(cystore.open(path, read_only=True))
+                replica = opened.enter_context(cystore.open(path, read_only=True))
+                last_ms = replica.stats()["last_store_timestamp_ms"]
+                fresh = replicas.lag_text(path, last_ms, time_text(last_ms))
             except StoreError as error:
-                write_note(one_line(f"{path} is left out: {error}"))
+                _leave_out(path, str(error))
                 continue
-            last_ms = replica.stats()["last_store_timestamp_ms"]
-            fresh = replicas.lag_text(path, last_ms, time_text(last_ms))
+            by_home[home] = replica
             if fresh:
                 write_note(one_line(f"{path}: {fresh}"))
         if not by_home:
