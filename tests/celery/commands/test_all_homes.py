@@ -110,6 +110,20 @@ def test_each_replica_says_how_fresh_it_is(tmp_path, places, fleet):
     assert f"{slave.path}: not connected to its master; its newest record is of 20" in done.stderr
 
 
+def test_each_store_that_is_left_out_is_named(tmp_path, places, fleet):
+    folder = tmp_path / "replicas"
+    with cystore.open(folder / "no-home", services="none"):
+        pass
+    (places["b"] / "config" / "storeId").write_text("nonsense")
+    with cystore.open(folder / "z-copy", services="none"):
+        (folder / "z-copy" / "config" / "storeId").write_text(known_home_of_path(places["a"]))
+    put(places["a"], event_message(events.SENT, "there", NAME))
+    done = fleet.run("history", "--task-id", "there", "--all-homes")
+    assert f"{folder / 'no-home'} is left out: its home is not known yet" in done.stderr
+    assert f"{places['b']} is left out: its home is not known yet" in done.stderr
+    assert f"{folder / 'z-copy'} is left out: {places['a']} has the same home" in done.stderr
+
+
 def test_what_is_missing_is_named(url, run, fleet, tmp_path, places):
     bare = Celery("shop", broker="memory://", backend=url, set_as_current=False)
     assert "cystore_replicas names it" in run("history", "--all-homes", app=bare, code=2).output

@@ -4,6 +4,7 @@ process, a reader through Redis, and single steps of a worker."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from cystore.celery.duties import answers
 from cystore.celery.duties.answers import ReadService
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import client as client_module
-from cystore.celery.routing import lists, result_look
+from cystore.celery.routing import lists, replica_look, result_look
 from cystore.celery.stores import close_shared
 from cystore.services.threads import ServiceThread
 from tests.celery.chords.test_chord_steps import Steps, left_complete
@@ -87,6 +88,35 @@ def test_two_replicas_of_one_home_are_told_apart(tmp_path, caplog):
     assert f"{tmp_path}/b is ignored" in caplog.text
     assert replicas.replicas_in(tmp_path, str(tmp_path / "a")) == {UNKNOWN_HOME: tmp_path / "b"}
     assert replicas.served_in(tmp_path) == {}, "copies: the home has a master elsewhere"
+
+
+def test_a_copy_does_not_hide_the_replica(tmp_path, pair):
+    master, slave = pair
+    home, copy = known_home_of(master), tmp_path / "replicas" / "a-copy"
+    with cystore.open(copy, services="none"):
+        (copy / "config" / "storeId").write_text(home)
+    assert replicas.served_in(tmp_path / "replicas") == {home: slave.path}
+    assert replicas.replicas_in(tmp_path / "replicas") == {home: slave.path}
+
+
+def test_a_link_leads_to_a_replica_on_another_disk(tmp_path, pair):
+    master, slave = pair
+    folder = tmp_path / "links"
+    folder.mkdir()
+    (folder / "host-a").symlink_to(slave.path)
+    (folder / "nowhere").symlink_to(folder / "nowhere")
+    assert replicas.served_in(folder) == {known_home_of(master): slave.path}
+
+
+def test_a_replica_whose_name_is_no_text(tmp_path, pair):
+    """It must not keep the worker from the other replicas."""
+    _, slave = pair
+    slave.close()
+    path = tmp_path / "replicas" / os.fsdecode(b"host \xff")
+    slave.path.rename(path)
+    app = app_at(tmp_path / "own", cystore_replicas=str(tmp_path / "replicas"))
+    (home,) = replicas.served_in(tmp_path / "replicas")
+    assert app.backend.of_home(home).location.path == str(path)
 
 
 @pytest.mark.parametrize("value", ["relative/path", 7])
@@ -171,6 +201,20 @@ def test_final_results_of_a_silent_home_come_from_its_replica(tmp_path, pair, re
                 homes.HomeAwayError, match="its replica has no final result, as of its newest"
             ):
                 _ = AsyncResult(other, app=web).state
+        monkeypatch.setattr(replica_look, "ANSWER_S", 0.3)
+        monkeypatch.setattr(ReadService, "_answer", lambda *_args: None)
+        with pytest.raises(homes.HomeAwayError) as away:
+            _ = AsyncResult(f"not asked {uuid4()}", app=web).state
+        assert "its replica" not in str(away.value), "the replica did not answer"
+
+
+def test_a_heartbeat_without_a_sensible_time_harms_nobody(pair, redis, monkeypatch):
+    monkeypatch.setattr(result_look, "ANSWER_S", 0.1)
+    with lists.Line(RedisLocation.parse(redis.url)) as line:
+        line._client.zadd(lists.READERS, {"x": float("inf"), UNKNOWN_HOME: 1e300})
+        assert [ago_ms for _, ago_ms in line.signs()] == [0, 0]
+    with pytest.raises(homes.HomeAwayError):
+        _ = AsyncResult("t", app=reader(redis, known_home_of(pair[0]))).state
 
 
 def test_a_wait_gets_what_reaches_the_replica(tmp_path, pair, redis, monkeypatch):
@@ -238,6 +282,20 @@ def test_records_for_a_replica_wait_until_it_is_the_master(tmp_path, pair):
         assert record.run(home, "0" * 32, sent("t", states.SUCCESS, 1)) == 0
         assert [m.tags for m in promoted.query("celery_results", "t", 9)] == [states.SUCCESS]
     cystore.open(slave.path, exclusive=True, services="none").close()  # no use is left open
+
+
+def test_records_are_kept_while_the_replica_cannot_be_found(tmp_path, monkeypatch):
+    """For example while a process has no descriptor left: an acknowledged result would be lost."""
+    app = app_at(tmp_path / "own", cystore_replicas=str(tmp_path / "replicas"))
+    record = app.tasks[homes.HOME_RECORD]
+
+    class AgainError(Exception):
+        pass
+
+    monkeypatch.setattr(record, "retry", lambda **_options: AgainError())
+    with pytest.raises(AgainError):
+        record.run(UNKNOWN_HOME, "0" * 32, sent("t", states.SUCCESS, 1))
+    close_shared()
 
 
 def delivered(app: Celery, home: str) -> int:
