@@ -161,6 +161,11 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         path = None if folder is None else replicas.served_in(folder, self.location.path).get(home)
         return None if path is None else ReplicaBackend(self.app, path)
 
+    @property
+    def has_replicas(self) -> bool:
+        """Whether `of_home` looks into a folder: what it does not find there may come back."""
+        return replicas.folder_of(self.app) is not None
+
     @contextmanager
     def for_a_while(self) -> Iterator[None]:
         """Wraps the use of a backend from `of_home`."""

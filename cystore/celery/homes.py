@@ -29,7 +29,6 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.utils.functional import LRUCache
 
 from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyError, StoreError, clock
-from cystore.celery import replicas
 from cystore.celery.base import greenlets, records
 from cystore.celery.base.events import EVENTS, Event
 from cystore.celery.base.identity import has_home, is_replica, known_home_of
@@ -342,7 +341,7 @@ def home_record(
             unknown = ImproperlyConfigured(
                 f"records for store {home} reached a worker of store {own_id(self.app.backend)}"
             )
-            if replicas.folder_of(self.app) is None:
+            if not self.app.backend.has_replicas:
                 raise unknown
             raise self.retry(exc=unknown, countdown=min(2**self.request.retries, RETRY_AT_MOST_S))
         with backend.for_a_while():
