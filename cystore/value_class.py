@@ -23,13 +23,14 @@ else:
 
 class _Shape(NamedTuple):
     """The fields of a class: the number of those that have a value before `__post_init__`, the names that `__init__`
-    takes, defaults, makers of defaults, what `==` compares and what `repr` shows."""
+    takes, defaults, makers of defaults, what `==` compares, what the hash is of, and what `repr` shows."""
 
     filled: int
     given: tuple[str, ...]
     defaults: dict[str, Any]
     factories: tuple[tuple[str, Callable[[], Any]], ...]
     compared: tuple[str, ...]
+    hashed: tuple[str, ...]
     shown: tuple[str, ...]
 
 
@@ -42,6 +43,7 @@ def _made(cls: type[Any], frozen: bool) -> type[Any]:
         {field.name: field.default for field in found if field.default is not MISSING},
         tuple((f.name, f.default_factory) for f in found if f.default_factory is not MISSING),
         tuple(field.name for field in found if field.compare),
+        tuple(f.name for f in found if (f.compare if f.hash is None else f.hash)),
         tuple(field.name for field in found if field.repr),
     )
     own = cls.__dict__
@@ -94,16 +96,19 @@ def _repr(self: Any) -> str:
     return f"{type(self).__qualname__}({shown})"
 
 
-def _values(self: Any) -> tuple[Any, ...]:
-    return tuple([getattr(self, name) for name in self._value_shape.compared])
+def _values(self: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple([getattr(self, name) for name in names])
 
 
 def _eq(self: Any, other: object) -> Any:
-    return _values(self) == _values(other) if other.__class__ is self.__class__ else NotImplemented
+    if other.__class__ is not self.__class__:
+        return NotImplemented
+    names = self._value_shape.compared
+    return _values(self, names) == _values(other, names)
 
 
 def _hash(self: Any) -> int:
-    return hash(_values(self))
+    return hash(_values(self, self._value_shape.hashed))
 
 
 def _state(self: Any) -> dict[str, Any]:

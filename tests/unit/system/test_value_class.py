@@ -120,6 +120,21 @@ def test_a_frozen_object_refuses_changes_and_has_a_hash():
     assert hash(found) == hash(place("a", 1, (), 5)) and found.depth == 1
 
 
+@pytest.mark.parametrize("decorator", [value_class, dataclass])
+def test_a_field_may_be_compared_and_not_hashed(decorator):
+    """Seen: a location of a Redis, whose options are a dict, had no hash."""
+
+    @decorator(frozen=True)
+    class Options:
+        """Has a field that cannot be hashed."""
+
+        name: str
+        more: dict[str, int] = field(default_factory=dict, hash=False)
+
+    assert hash(Options("a", {"x": 1})) == hash(Options("a"))
+    assert Options("a", {"x": 1}) != Options("a")
+
+
 def test_a_mutable_object_changes_and_has_no_hash():
     found = made(value_class, "").Place("a")
     found.depth = 2
