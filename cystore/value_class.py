@@ -101,9 +101,9 @@ def _values(self: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 def _eq(self: Any, other: object) -> Any:
+    names: tuple[str, ...] = self._value_shape.compared
     if other.__class__ is not self.__class__:
         return NotImplemented
-    names = self._value_shape.compared
     return _values(self, names) == _values(other, names)
 
 
