@@ -47,8 +47,6 @@ class _Given:
 class StoreConfig(_Given):
     """All settings of a `MessageStore`; immutable. Unknown names, wrong types and values are a StoreConfigError."""
 
-    store_path_commit_log: str = ""  # folders with commas; "" is the store's own, as "commitlog"
-    read_only_commit_log_store_paths: str = ""
     mapped_file_size_commit_log_bytes: int = GIB
     mapped_file_size_consume_queue_bytes: int = 300_000 * QUEUE_ENTRY_BYTES
     enable_consume_queue_ext: bool = False
@@ -162,6 +160,9 @@ class StoreConfig(_Given):
     allow_any_owner: bool = False  # opens a store that another user could replace
     services: tuple[str, ...] | str = ("flush", "allocate")
 
+    store_path_commit_log: str = ""  # folders with commas; "" is the store's own, as "commitlog"
+    read_only_commit_log_store_paths: str = ""
+
     def __post_init__(self) -> None:
         for listed in ("compacted_topics", *LOG_PATHS):
             words: object = getattr(self, listed)
@@ -189,6 +190,13 @@ class StoreConfig(_Given):
                 raise StoreConfigError(
                     f"delete_when must be hours from 00 to 23 with semicolons, not {self.delete_when!r}"
                 )
+
+    def __setstate__(self, state: dict[str, Any] | list[Any]) -> None:
+        """Loads a pickle, of an older version too: settings that it lacks have their defaults. Once its state was a
+        list of values, in the order of the fields then, so a new field comes last."""
+        if isinstance(state, list):
+            state = dict(zip(DEFAULTS, state, strict=False))
+        self.__dict__.update({**DEFAULTS, **state})
 
     def paths_of(self, name: str) -> tuple[str, ...]:
         """The folders in one of the settings LOG_PATHS, each once and sorted."""

@@ -4,10 +4,11 @@ table of MessageStoreConfig's, and give every kind of setting what it must not b
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import pytest
 
-from cystore.config import StoreConfig
+from cystore.config import DEFAULTS, StoreConfig
 from cystore.errors import StoreConfigError
 
 # MessageStoreConfig of RocketMQ 4.9.3.
@@ -190,3 +191,13 @@ def test_every_field_is_a_setting():
     config = StoreConfig.from_mapping({"message_index_enable": True})
     assert StoreConfig.from_mapping(dataclasses.asdict(config)) == config
     assert config.gives("message_index_enable") and not config.gives("check_crc_on_recover")
+
+
+def test_a_pickle_of_an_older_version_loads():
+    """Its state was a list of values, without the settings that came later."""
+    config = StoreConfig(max_queues=77, services=("flush",))
+    values = [getattr(config, name) for name in DEFAULTS]
+    for state in (values[:-2], {"max_queues": 77, "services": ("flush",)}):
+        old = object.__new__(StoreConfig)
+        old.__setstate__(state)
+        assert old == config == pickle.loads(pickle.dumps(config))
