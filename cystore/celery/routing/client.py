@@ -122,19 +122,19 @@ class RemoteReader:
                     found[home] = some
         return found
 
-    def _heard_of_replica(self, told: replica_look.Told) -> None:
-        if told.as_of_ms is None:
-            self._as_of.pop(told.home, None)
-            self._muted[lists.replica_of(told.home)] = monotonic_s() + MUTED_S
-            log.warning("a replica of store %s: %s", told.home, told.why)
+    def _heard_of_replica(self, state: replica_look.ReplicaState) -> None:
+        if state.as_of_ms is None:
+            self._as_of.pop(state.home, None)
+            self._muted[lists.replica_of(state.home)] = monotonic_s() + MUTED_S
+            log.warning("a replica of store %s: %s", state.home, state.why)
             return
-        if told.home not in self._as_of:
+        if state.home not in self._as_of:
             log.warning(
                 "store %s is silent: its final results come from a replica, whose newest record is of %s",
-                told.home,
-                time_text(told.as_of_ms),
+                state.home,
+                time_text(state.as_of_ms),
             )
-        self._as_of[told.home] = told.as_of_ms
+        self._as_of[state.home] = state.as_of_ms
 
     def ask_around(self, ids: Iterable[str], topic: str = "results") -> dict[str, Found]:
         """`look` for ids that this host has never heard of. It never fails: a home, or a Redis, that does not answer

@@ -22,7 +22,7 @@ ANSWER_S = 2.0  # a live replica answers within this time
 GROUPS = "groups"
 
 
-class Told(NamedTuple):
+class ReplicaState(NamedTuple):
     """An answer's beginning: `as_of_ms` is the time of the newest record that the replica of `home` has; None if no
     replica answered in time, `why` then says more."""
 
@@ -31,9 +31,11 @@ class Told(NamedTuple):
     why: str = ""
 
 
-def final_results(line: lists.Line, asked: Mapping[str, Sequence[str]], topic: str) -> Iterator[Told | Found]:
-    """The final results at replicas of some homes, each with `as_of_ms`; before those of one answer a `Told` about the
-    replica. `asked`: the ids by homes. All homes together have ANSWER_S. Raises one of `lists.AWAY`."""
+def final_results(
+    line: lists.Line, asked: Mapping[str, Sequence[str]], topic: str
+) -> Iterator[ReplicaState | Found]:
+    """The final results at replicas of some homes, each with `as_of_ms`; before those of one answer the ReplicaState.
+    `asked`: the ids by homes. All homes together have ANSWER_S. Raises one of `lists.AWAY`."""
     requests: dict[str, Request] = {}
     for home, ids in asked.items():
         for begin in range(0, len(ids), IDS_MOST):
@@ -41,20 +43,20 @@ def final_results(line: lists.Line, asked: Mapping[str, Sequence[str]], topic: s
             if line.push(request, int(1000 * ANSWER_S), name=lists.replica_of(home)):
                 requests[request.id] = request
             else:
-                yield Told(home, None, "too many requests wait for it")
+                yield ReplicaState(home, None, "too many requests wait for it")
     until = monotonic_s() + ANSWER_S
     while requests and (left_s := until - monotonic_s()) > 0:
         answer = _next_answer(line, requests, left_s)
         if answer is None:
             continue
-        yield Told(answer.home, answer.as_of_ms, answer.refused)
+        yield ReplicaState(answer.home, answer.as_of_ms, answer.refused)
         for one in answer.found:
             if one.state in states.READY_STATES or (topic == GROUPS and one.state is not None):
                 whole = _whole(line, answer.home, topic, one)
                 if whole is not None:
                     yield whole._replace(answered_by=answer.home, as_of_ms=answer.as_of_ms)
     for home in {request.home for request in requests.values()}:
-        yield Told(home, None, f"no answer within {ANSWER_S:.0f} s")
+        yield ReplicaState(home, None, f"no answer within {ANSWER_S:.0f} s")
 
 
 def _next_answer(line: lists.Line, requests: dict[str, Request], timeout_s: float) -> Answer | None:
