@@ -1,7 +1,7 @@
 """Results of a home that is silent, from a replica on another host.
 
-A replica may lack the newest records. So only its final results count: a result that was stored stays true. A missing
-or unfinished one says nothing about the present, and the home has to be asked.
+A replica may lack the newest records. So only its final results count, which do not depend on newer records. A missing
+or unfinished result says nothing about the present, and the home has to be asked.
 """
 
 from __future__ import annotations
