@@ -11,7 +11,6 @@ import pytest
 
 from tests.crash.test_kill_places import goes_on, kill
 from tests.support.checks import check, check_closed
-from tests.support.process import Process
 from tests.support.processes.writers import acknowledged, arm, start
 from tests.support.small_stores import SETTINGS, open_small
 
@@ -29,17 +28,6 @@ def others(in_memory):
     for folder in found:
         folder.mkdir()
     return found
-
-
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "acknowledged"
-
-
-@pytest.fixture
-def victim(build_environment):
-    with Process(build_environment("failpoints")) as process:
-        yield process
 
 
 def bases_once(path, others) -> set[str]:

@@ -96,18 +96,6 @@ def path(in_memory):
     return in_memory / "store"
 
 
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "acknowledged"
-
-
-@pytest.fixture
-def victim(build_environment):
-    """A process of the build with failpoints."""
-    with Process(build_environment("failpoints")) as process:
-        yield process
-
-
 # test_dispatch_kill.py kills dispatchers there too, without a store around them.
 KILLED_ELSEWHERE = ("dispatch.", "index.")
 
