@@ -1,11 +1,14 @@
 """Something that happens at a chosen instruction inside of a call: what a signal handler, or a finalizer, does there.
 
 Python runs handlers when a function begins and behind a call. The interpreter's profile function is called at the
-same places, so that each of them can be counted and chosen.
+same places, so that each of them can be counted and chosen. The callbacks of weak sets are left out, and so is what the
+cyclic collector would run there: Python prints the exceptions of both and goes on, and the objects may be another
+test's.
 """
 
 from __future__ import annotations
 
+import _weakrefset
 import gc
 import os
 import sys
@@ -29,25 +32,37 @@ def raise_interrupted() -> None:
     raise Interrupted
 
 
-def happens_at(place: int, call: Callable[[], Any], what: Callable[[], Any]) -> bool:
-    """Runs `call`, and `what` at the place of that number inside of it, from 1 on. False when the call has not so
-    many places."""
-    left = place
+def profiled(call: Callable[[], Any], at_place: Callable[[], None]) -> None:
+    """Runs `call`, and `at_place` at each place inside of it."""
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal left
-        if event in PLACES and frame is not outside:
-            left -= 1
-            if left == 0:
-                sys.setprofile(None)
-                what()
+        if event in PLACES and frame is not outside and frame.f_code.co_filename != _weakrefset.__file__:
+            at_place()
 
-    outside = sys._getframe()
+    outside, collects = sys._getframe(), gc.isenabled()
+    gc.disable()
     sys.setprofile(look)
     try:
         call()
     finally:
         sys.setprofile(None)
+        if collects:
+            gc.enable()
+
+
+def happens_at(place: int, call: Callable[[], Any], what: Callable[[], Any]) -> bool:
+    """Runs `call`, and `what` at the place of that number inside of it, from 1 on. False when the call has not so
+    many places."""
+    left = place
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            sys.setprofile(None)
+            what()
+
+    profiled(call, count)
     return left <= 0
 
 
@@ -55,16 +70,11 @@ def places_in(call: Callable[[], Any]) -> int:
     """How many places a call has."""
     count = 0
 
-    def look(frame: FrameType, event: str, argument: Any) -> None:
+    def one_more() -> None:
         nonlocal count
-        count += event in PLACES and frame is not outside
+        count += 1
 
-    outside = sys._getframe()
-    sys.setprofile(look)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    profiled(call, one_more)
     return count
 
 
