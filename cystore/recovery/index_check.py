@@ -9,6 +9,7 @@ Uncertain entries are dropped and entered again from the log, so the index finds
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from cystore.recovery.walk.index_reader import IndexReader, knows_its_shape, lis
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_pass import KeysSeen, LogPass, PassResult
 from cystore.recovery.walk.log_reader import LogReader, Walk
+from cystore.system.os_errors import translated
 
 # The search for a record with keys examines this many records before it believes the index.
 LOOK_FOR_KEYS_RECORDS = 2_000
@@ -46,7 +48,8 @@ class IndexCheck:
     ) -> None:
         self._config, self._log, self._checkpoint = config, log, checkpoint
         self._abnormal, self._ours = abnormal, ours
-        self._slots: dict[Path, bytes] = {}  # the right content of the hash slots, of each examined file
+        # Of each examined file the right content of the hash slots, and the number of those in use.
+        self._slots: dict[Path, tuple[mmap.mmap, int]] = {}
         self._readers, self._strange = list_index(root, config) if config.message_index_enable else ([], [])
         self._seen: KeysSeen | None = None
 
@@ -111,18 +114,22 @@ class IndexCheck:
                     kept[reader.path], behind = inside, True
         return min(through, position)
 
-    def _slots_of(self, reader: IndexReader, keep: int) -> bytes | None:
-        """The right hash slots of a file with the entries below `keep`. None if the entries do not form chains, or if
-        the file does not begin at the time of its first record."""
-        slots = bytearray(SLOT_BYTES * reader.slots)
+    def _slots_of(self, reader: IndexReader, keep: int) -> tuple[mmap.mmap, int] | None:
+        """The right hash slots of a file with the entries below `keep`, and how many are in use. None if the entries do
+        not form chains, or if the file does not begin at the time of its first record."""
+        with translated(reader.path):
+            # Unlike a bytearray, it costs nothing for pages that stay zero.
+            slots = mmap.mmap(-1, SLOT_BYTES * reader.slots, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        used = 0
         for first in range(1, keep, ENTRIES_AT_ONCE):
             entries = reader.read_entries(first, min(ENTRIES_AT_ONCE, keep - first))
+            used += index_chains.heads(entries)
             if index_chains.chain(slots, entries, first) >= 0:
                 return None
         record = self._log.record(reader.header.begin_physical_offset)
         if record is not None and record["store_timestamp"] != reader.header.begin_timestamp_ms:
             return None
-        return bytes(slots)
+        return slots, used
 
     def _first_other_key(
         self, rows: IndexStream, start: int, through: int, holes: DamagedRanges
@@ -186,7 +193,7 @@ class IndexCheck:
         checked = reader.path in self._slots
         sound = keep == reader.count and head.end_physical_offset < through and not (last and self._abnormal)
         if sound and checked:
-            sound = head.end_timestamp_ms >= timestamp and reader.read_slots() == self._slots[reader.path]
+            sound = head.end_timestamp_ms >= timestamp and reader.has_slots(*self._slots[reader.path])
         return [] if sound else [IndexMend(reader.path, reader.slots, keep, timestamp, end, checked)]
 
     def _known_through(self, readers: list[IndexReader], end: int, dispatched: int) -> int:

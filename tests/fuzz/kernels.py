@@ -265,6 +265,8 @@ def run_mend(data: bytes) -> None:
         lambda: index_chains.settle(slots),
         lambda: index_chains.chain(slots, exact(entries), first),
         lambda: index_chains.other_slot(slots, exact(stored), keep),
+        lambda: index_chains.heads(exact(entries)),
+        lambda: index_chains.used(exact(bytes(slots)), exact(stored), first),
         lambda: index_chains.newest(exact(stored)),
     ):
         try:

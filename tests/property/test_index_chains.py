@@ -2,6 +2,8 @@
 again. Method: the file as it was at the last sync and as it was at the cut, sector by sector one or the other, mended
 and compared with the one at the sync."""
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +58,24 @@ def test_slots_lead_to_the_kept_entries(slots, keys, data):
     assert index_chains.chain(rebuilt, entries_of(before.data, slots, 1, keep), 1) == -1
     assert rebuilt == found
     assert index_chains.other_slot(rebuilt, found, keep) == -1
+    assert index_chains.heads(entries_of(before.data, slots, 1, keep)) == used
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data())
+def test_slots_in_use_are_counted_and_another_one_is_found(numbers, data):
+    right, at = b"".join(struct.pack(">i", number) for number in numbers), 0
+    cut = 4 * data.draw(st.integers(1, len(numbers)))
+    pieces = [piece for piece in (right[:cut], right[cut:]) if piece]
+    counts = []
+    for piece in pieces:
+        counts.append(index_chains.used(right, piece, at))
+        at += len(piece) // 4
+    assert sum(counts) == sum(number != 0 for number in numbers)
+    other = bytearray(right)
+    place = data.draw(st.integers(0, len(right) - 1))
+    other[place] ^= data.draw(st.integers(1, 255))
+    found = index_chains.used(right, other, 0)
+    assert found == -1 or (found < sum(counts) and not any(other[place & ~3 : (place & ~3) + 4]))
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200), st.integers(-2, 50), st.integers(-2, 50))
@@ -67,6 +87,8 @@ def test_arbitrary_bytes_never_lead_outside(slots, entries, first, keep):
         index_chains.settle(content)
         index_chains.chain(content, entries, first)
         index_chains.other_slot(content, slots, keep)
+        index_chains.heads(entries)
+        index_chains.used(content, slots, first)
     except ValueError:
         return
     assert 0 <= broken <= len(slots) // 4

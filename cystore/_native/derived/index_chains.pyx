@@ -96,6 +96,18 @@ cdef int64_t _chain(uint8_t* p, uint32_t slots, const uint8_t* entries, uint32_t
     return -1
 
 
+cdef int64_t _used(const uint8_t* p, const uint8_t* stored, uint32_t slots) noexcept nogil:
+    cdef uint32_t slot, number, used = 0
+    for slot in range(slots):
+        number = load_be32(stored + <size_t>slot * INDEX_SLOT_BYTES)
+        if number == 0:
+            continue
+        if number != load_be32(p + <size_t>slot * INDEX_SLOT_BYTES):
+            return -1
+        used += 1
+    return used
+
+
 cdef int _check(Py_ssize_t slot_bytes, Py_ssize_t entry_bytes, int64_t first) except -1:
     if slot_bytes < INDEX_SLOT_BYTES or slot_bytes % INDEX_SLOT_BYTES or slot_bytes // INDEX_SLOT_BYTES > INT32_MAX:
         raise ValueError(f"{slot_bytes} bytes are no hash slots")
@@ -172,6 +184,38 @@ def chain(uint8_t[::1] slots, const uint8_t[::1] entries, int64_t first):
         bad = _chain(p, <uint32_t>(slots.shape[0] // INDEX_SLOT_BYTES), &entries[0], <uint32_t>first,
                      <uint32_t>(entries.shape[0] // INDEX_ENTRY_BYTES))
     return bad
+
+
+def heads(const uint8_t[::1] entries):
+    """The number of entries before which there is none in their slot: so many slots are in use."""
+    cdef uint32_t i, count = <uint32_t>(entries.shape[0] // INDEX_ENTRY_BYTES), found = 0
+    cdef const uint8_t* p
+    _check(INDEX_SLOT_BYTES, entries.shape[0], 0)
+    if count == 0:
+        return 0
+    p = &entries[0]
+    with nogil:
+        for i in range(count):
+            found += index_entry_previous(p + <size_t>i * INDEX_ENTRY_BYTES) == 0
+    return found
+
+
+def used(const uint8_t[::1] slots, const uint8_t[::1] stored, int64_t first):
+    """The number of slots in use among `stored`, which are those from number `first` on; -1 if one of them names
+    another entry than `slots` does. Reads no other slot of `slots`: whose memory was never written costs nothing."""
+    cdef uint32_t count = <uint32_t>(stored.shape[0] // INDEX_SLOT_BYTES)
+    cdef const uint8_t* p
+    cdef const uint8_t* q
+    cdef int64_t found
+    _check(slots.shape[0], 0, 0)
+    _check(stored.shape[0], 0, 0)
+    if not 0 <= first <= slots.shape[0] // INDEX_SLOT_BYTES - count:
+        raise ValueError(f"{count} slots from number {first} on are not all among the {slots.shape[0]} bytes of slots")
+    p = &slots[first * INDEX_SLOT_BYTES]
+    q = &stored[0]
+    with nogil:
+        found = _used(p, q, count)
+    return found
 
 
 def other_slot(const uint8_t[::1] slots, const uint8_t[::1] stored, int64_t count):

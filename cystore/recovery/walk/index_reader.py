@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from pathlib import Path
 
+from cystore._native.derived import index_chains
 from cystore.config import StoreConfig
 from cystore.derived.files.index import (
     DIRECTORY,
@@ -22,6 +24,7 @@ from cystore.value_class import value_class
 
 NAME = re.compile(r"[0-9]{17}\Z", re.ASCII)
 BLOCK_ENTRIES = 200
+PIECE_BYTES = 64 * 1024
 
 
 @value_class
@@ -58,6 +61,20 @@ class IndexReader:
     def read_slots(self) -> bytes:
         with files.opened(self.path) as fd:
             return files.pread_full(fd, HEADER_BYTES, SLOT_BYTES * self.slots, self.path)
+
+    def has_slots(self, slots: mmap.mmap, used: int) -> bool:
+        """Whether these are the file's hash slots, of which so many are in use. Reads pieces: memory for all of them at
+        once takes longer than the comparison."""
+        found = 0
+        with files.opened(self.path) as fd:
+            for at in range(0, len(slots), PIECE_BYTES):
+                size = min(PIECE_BYTES, len(slots) - at)
+                piece = files.pread_full(fd, HEADER_BYTES + at, size, self.path)
+                count = index_chains.used(slots, piece, at // SLOT_BYTES) if len(piece) == size else -1
+                if count < 0:
+                    return False
+                found += count
+        return found == used
 
     def physical_offset(self, number: int) -> int:
         """The physical offset of an entry; -1 for an unwritten one."""
