@@ -7,7 +7,10 @@ it imports little: a worker with a store imports the parts when it begins.
 
 from __future__ import annotations
 
+import gc
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery import signals
@@ -21,6 +24,11 @@ def begin(sender: Any, **_signal: object) -> None:
     app = sender.app
     if not str(app.backend_cls or app.conf.result_backend or "").startswith("cystore:"):
         return
+    with _without_collections():
+        _take_part(sender, app)
+
+
+def _take_part(worker: Any, app: Any) -> None:
     from cystore.celery.base.store_watch import StoreWatch
     from cystore.celery.duties.answering import ReadHost
     from cystore.celery.duties.main_process import DutyHost
@@ -31,5 +39,18 @@ def begin(sender: Any, **_signal: object) -> None:
         tell_in_one_line()
         app.steps["consumer"].add(StoreWatch)
         app.steps["consumer"].add(ReadHost)
-        DutyHost.take_part(sender)
+        DutyHost.take_part(worker)
     ReplicaHost.take_part(app)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Wraps imports and the opening of a store: the collector would look through all objects of the worker several
+    times, and what an import makes stays."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
