@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from cystore import clock
 from cystore.system import checked_json, files
+from cystore.value_class import value_class
 
 PATH = ("config", "replication.json")
 ROOM_BYTES = 16 << 10
 OLD_MS = 10_000  # after that, the writing process has ended or stands still
 
 
-@dataclass(frozen=True)
+@value_class(frozen=True)
 class ReplicationStatus:
     """`listens`: HOST:PORT of a master that serves. `slaves`: name, reported end of the log (-1: none yet), whether the
     slave is a cystore. A slave has `master`, `connected` and `masters_end` (-1: not known). A member of a group with an

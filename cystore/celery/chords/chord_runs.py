@@ -24,7 +24,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from celery import states
@@ -32,6 +32,7 @@ from celery import states
 from cystore import Message, MessageStore
 from cystore.celery.base import records
 from cystore.celery.base.records import CHORDS
+from cystore.value_class import value_class
 
 OPEN, SIZE, ADDED, PART, CLAIM, DONE = "OPEN", "SIZE", "ADDED", "PART", "CLAIM", "DONE"
 PART_QUEUES = 15
@@ -51,7 +52,7 @@ class Claim(NamedTuple):
     physical_offset: int
 
 
-@dataclass(slots=True)
+@value_class
 class Run:
     """The state of one run by its records. Neither their order nor repeated reading changes it."""
 

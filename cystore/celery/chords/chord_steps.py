@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +50,7 @@ from cystore.celery.chords.chord_runs import (
     read_run,
 )
 from cystore.celery.versions import decompress_payload, publish, retrying
+from cystore.value_class import value_class
 
 if TYPE_CHECKING:
     from cystore.celery.backend import CystoreBackend
@@ -92,7 +92,7 @@ os.register_at_fork(after_in_child=_forked)
 # ------------------------------------------------------------------------------------------ what Celery calls
 
 
-@dataclass(slots=True)
+@value_class
 class _Ending:
     """A header task that is being marked as ended, and whether its part is in the store already."""
 
@@ -410,7 +410,7 @@ READ_AT_ONCE = 10_000  # records of queue 0 in one sweep
 HOLD_STEP_BYTES = 4 << 20
 
 
-@dataclass(slots=True)
+@value_class
 class _Open:
     """A run without `DONE`, and when it is due for a look."""
 
