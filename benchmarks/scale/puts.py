@@ -77,7 +77,7 @@ def _sync_copies(path: Path, ready: Barrier, seconds: float) -> None:
             os.fdatasync(file.fileno())
 
 
-def _waited_ns(fd: int) -> int:
+def waited_ns(fd: int) -> int:
     """The time that this thread has waited for a processor."""
     return int(os.pread(fd, 100, 0).split()[1])
 
@@ -96,11 +96,11 @@ def _puts(
         ready.wait()
         until = time.time() + seconds
         while time.time() < until:
-            waited, begun = _waited_ns(schedstat), time.perf_counter_ns()
+            waited, begun = waited_ns(schedstat), time.perf_counter_ns()
             store.put("T", body, queue_id=number % queues)
             took = time.perf_counter_ns() - begun
             if took > own:
-                own = max(own, took - (_waited_ns(schedstat) - waited))
+                own = max(own, took - (waited_ns(schedstat) - waited))
             worst = max(worst, took)
             number += 1
         worst_ns.value, own_ns.value = worst, own
