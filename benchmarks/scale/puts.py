@@ -78,7 +78,7 @@ def _sync_copies(path: Path, ready: Barrier, seconds: float) -> None:
 
 
 def waited_ns(fd: int) -> int:
-    """The time that this thread has waited for a processor."""
+    """The time that the thread of an open `/proc/.../schedstat` has waited for a processor."""
     return int(os.pread(fd, 100, 0).split()[1])
 
 
