@@ -1,14 +1,16 @@
 """The wake-up of `.get()`: a process that stores a state of a task wakes the waiters for its id, and they look.
 
 A thread that waits for one id sleeps on a futex word that the id shares with few others (`MessageStore.wait_key`):
-appends for other ids do not wake it. A thread that waits for several ids sleeps until the log grows, and if these are
-many, a moment longer: it takes a batch of results with one look. If the result has parents, their failure ends its
-wait, too: a stored failure changes a number of the store (`homes.FAILURES`), at which the thread looks now and then.
+appends for other ids do not wake it. When it wakes it looks up only this id, so it reads nothing of others. A thread
+that waits for several ids sleeps until the log grows, and if these are many, a moment longer: it takes a batch of
+results with one look. If the result has parents, their failure ends its wait, too: a stored failure changes a number of
+the store (`homes.FAILURES`), at which the thread looks now and then.
 
-One position marks the end of the delivered part. Everything below it was compared with every awaited id, either record
-by record or, for a new id, by a query that sees everything below the position. A thread waits from the position, or the
-id's number, *that it knew before its last look for the result*. So it misses no append, and no progress of another
-thread. The log is read in physical order, and contains a record from the moment of its commit, dispatched or not.
+For several ids one position marks the end of the delivered part. Everything below it was compared with every awaited
+id, either record by record or, for a new id, by a query that sees everything below the position. A thread waits from
+the position, or the id's number, *that it knew before its last look for the result*. So it misses no append, and no
+progress of another thread. The log is read in physical order, and contains a record from the moment of its commit,
+dispatched or not.
 """
 
 from __future__ import annotations
@@ -100,10 +102,10 @@ class ResultConsumer(BaseResultConsumer):
         seen = self._seen
         seen.failures, seen.key = self._failures, self._only_key(result)
         seen.has_parents = getattr(result, "parent", None) is not None
-        if seen.key is not None:
-            seen.woken = self.backend.store.key_seen(seen.key)
-            seen.failed = self.backend.store.key_seen(FAILURES)
-        self._deliver()
+        if seen.key is None:
+            self._deliver()
+        else:
+            self._deliver_own(self.backend.store, seen.key)
 
     @staticmethod
     def _only_key(result: Any) -> str | None:
@@ -209,13 +211,12 @@ class ResultConsumer(BaseResultConsumer):
             ):  # each look interrupts the workers, and reads records of other ids too
                 gather_s = min(GATHER_EACH_S * len(self._awaited), GATHER_MOST_S)
                 time.sleep(gather_s if timeout is None else min(gather_s, timeout))
-        elif not self._sleep(store, timeout):
-            # The appending process may have been killed before it woke the waiters, or may be another program.
-            if store.wrote_position <= seen.position:
-                raise TimeoutError
-        else:
-            seen.woken, seen.failed = store.key_seen(seen.key), store.key_seen(FAILURES)
-        self._deliver()
+            self._deliver()
+            return
+        # The appending process may have been killed before it woke the waiters, or may be another program.
+        if not self._sleep(store, timeout) and store.wrote_position <= seen.position:
+            raise TimeoutError
+        self._deliver_own(store, seen.key)
 
     def _sleep(self, store: MessageStore, timeout: float | None) -> bool:
         """Sleeps until the id is woken, or a task failed that may be a parent: True; False after the timeout."""
@@ -251,6 +252,20 @@ class ResultConsumer(BaseResultConsumer):
 
     # ------------------------------------------------------------------------------------------- reading
 
+    def _deliver_own(self, store: MessageStore, key: str) -> None:
+        """Delivers the records of the only id that this thread waits for."""
+        seen, task_id = self._seen, id_of(key)
+        seen.woken, seen.failed = store.key_seen(key), store.key_seen(FAILURES)
+        with self._reading:
+            end = store.wrote_position
+            if store.catch_up() < end:  # dispatch stands still
+                self._deliver()
+                return
+            known = [message for message in self._known_of([task_id]) if self._ends_a_wait(message)]
+            self._give([(message, self.backend.meta_of(message)) for message in known])
+            self._new.pop(task_id, None)
+            seen.position = end
+
     def _deliver(self) -> None:
         with self._reading:
             try:
@@ -258,21 +273,24 @@ class ResultConsumer(BaseResultConsumer):
             except BaseException:
                 self._position = NOWHERE  # all ids are looked up again next time, so none can be lost
                 raise
-            for message, meta in found:
-                task_id = meta["task_id"]
-                if task_id not in self._awaited:  # an earlier record was the answer
-                    continue
-                listener = self._listeners.get(task_id)
-                if listener is not None:
-                    if message.physical_offset <= self._notified.get(task_id, NOWHERE):
-                        continue
-                    self._notified[task_id] = message.physical_offset
-                self.on_message = listener
-                try:
-                    self.on_state_change(meta, message)
-                finally:
-                    self.on_message = None
+            self._give(found)
             self._seen.position = self._position
+
+    def _give(self, found: list[tuple[Message, dict[str, Any]]]) -> None:
+        for message, meta in found:
+            task_id = meta["task_id"]
+            if task_id not in self._awaited:  # an earlier record was the answer
+                continue
+            listener = self._listeners.get(task_id)
+            if listener is not None:
+                if message.physical_offset <= self._notified.get(task_id, NOWHERE):
+                    continue
+                self._notified[task_id] = message.physical_offset
+            self.on_message = listener
+            try:
+                self.on_state_change(meta, message)
+            finally:
+                self.on_message = None
 
     def _read(self) -> list[Message]:
         """Records that make awaited results ready, and all records of ids with a listener, in the order of the log for
@@ -306,7 +324,7 @@ class ResultConsumer(BaseResultConsumer):
             self._failures += 1
             found += self._known_of(list(self._awaited))
         self._position = end
-        return [m for m in found if m.tags in states.READY_STATES or self._is_listened_to(m)]
+        return [message for message in found if self._ends_a_wait(message)]
 
     def _known_of(self, task_ids: list[str]) -> list[Message]:
         """The store's records of some ids, with one look for all: the valid one of each; for an id with a listener all
@@ -324,7 +342,10 @@ class ResultConsumer(BaseResultConsumer):
     def _is_awaited(self, message: Message) -> bool:
         return not is_tombstone(message) and any(id_of(key) in self._awaited for key in message.keys)
 
-    def _is_listened_to(self, message: Message) -> bool:
+    def _ends_a_wait(self, message: Message) -> bool:
+        """Whether a record makes a result ready, or a listener wants it."""
+        if message.tags in states.READY_STATES:
+            return True
         return bool(self._listeners) and any(id_of(key) in self._listeners for key in message.keys)
 
 
