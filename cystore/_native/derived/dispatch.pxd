@@ -43,11 +43,16 @@ cdef struct pending_record:
     int64_t store_timestamp
     queue_entry* queue              # NULL: the record belongs to no queue
     uint32_t slot
-    int first_hash
-    int hash_count
+    int first_key
+    int key_count
     uint8_t* bitmap             # of its extended unit; NULL: none
     bint is_light               # the record is in the queues of `light` too
     light_queues light
+
+# A key of such a record.
+cdef struct pending_key:
+    int32_t hash
+    uint32_t slot                   # its number in the index file, if there is one
 
 cdef enum:
     PENDING_RECORDS = 32            # parsed ahead, to prefetch the hash slots of their keys
@@ -89,7 +94,7 @@ cdef struct dispatch_state:
     int64_t sound_seq               # in the manifest with this sequence number
     int pending_count
     pending_record[PENDING_RECORDS] pending
-    int32_t[KEYS_MAX + PENDING_RECORDS * 8] hashes
+    pending_key[KEYS_MAX + PENDING_RECORDS * 8] keys
 
 cdef int dispatch_run(dispatch_state* d) noexcept nogil
 # A reader's turn of dispatch, after `DispatchKernel.take_turn`. Releases the dispatch lock.

@@ -9,31 +9,22 @@ the same bytes again. It first removes the record's index entries with `index_tr
 cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memset
 
 from cystore._native.derived.queue_ext cimport EXT_END_BYTES, EXT_NO_ROOM, ext_address, ext_put
-from cystore._native.derived.index cimport (
-    INDEX_FULL, index_entry_end, index_key_hash, index_next_entry, index_prefetch, index_put, index_topic_seed,
-    index_view_of
-)
+from cystore._native.derived.gather cimport gather
+from cystore._native.derived.index cimport INDEX_FULL, index_entry_end, index_next_entry, index_put, index_view_of
 from cystore._native.derived.queue cimport queue_put
-from cystore._native.filters.bitmap cimport FilterTable, bitmap_of
+from cystore._native.filters.bitmap cimport FilterTable
 from cystore._native.layout cimport (
-    EXT_UNIT_BYTES_MAX, EXT_UNIT_FIXED_BYTES, LOCK_DISPATCH, QUEUE_ENTRY_BYTES, index_header_end_physical_offset,
-    takes_index_entry, takes_queue_offset
+    EXT_UNIT_BYTES_MAX, EXT_UNIT_FIXED_BYTES, LOCK_DISPATCH, QUEUE_ENTRY_BYTES, index_header_end_physical_offset
 )
 from cystore._native.memory.atomics cimport add_u32, load_i64, load_u32, store_i64
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.locks cimport control_enter, control_unlock
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.property_read cimport (
-    derive_begin, derive_next_key, derived, light_next, light_of, light_place, light_queues
-)
-from cystore._native.record.record_read cimport record_at, walk_begin
-from cystore._native.record.record_view cimport (
-    RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, record_view, same_text
-)
+from cystore._native.record.property_read cimport light_next, light_place, light_queues
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
@@ -43,113 +34,6 @@ cdef extern from "free_lock.h" nogil:
 
 cdef enum:
     TURN_BYTES = 1048576    # of log in one turn of a reader; about 3 ms
-
-
-cdef inline void _add_key(dispatch_state* d, pending_record* r, const uint8_t* key, size_t length) noexcept nogil:
-    cdef int32_t hash = index_key_hash(d.seed, key, length)
-    d.hashes[r.first_hash + r.hash_count] = hash
-    r.hash_count += 1
-    if d.index.p != NULL:
-        index_prefetch(&d.index, hash)
-
-
-cdef inline void _read_properties(dispatch_state* d, pending_record* r, const record_view* v,
-                                  bint with_keys) noexcept nogil:
-    """Reads the tags code and the key hashes."""
-    cdef derived found
-    cdef const uint8_t* key
-    cdef size_t length
-    derive_begin(v, d.delay_ms, d.delay_levels, &found)
-    r.tags_code = found.tags_code
-    r.is_light = light_of(v, &found.light, &found.light_offsets, &r.light)
-    while with_keys and derive_next_key(&found, &key, &length):
-        _add_key(d, r, key, length)
-
-
-cdef inline queue_entry* _queue_of(dispatch_state* d, const record_view* v, queue_entry* before) noexcept nogil:
-    """`before`: the queue of the previous record, or NULL. Records of one queue often follow each other."""
-    if before != NULL and before.queue_id == v.queue_id and before.topic_bytes == <uint32_t>v.topic_len \
-            and same_text(<const uint8_t*>&before.topic[0], v.topic, v.topic_len):
-        return before
-    return control_find_queue(d.block, v.topic, v.topic_len, v.queue_id)
-
-
-cdef inline void _seed_for(dispatch_state* d, const record_view* v, queue_entry* queue) noexcept nogil:
-    """Sets `seed`, the topic's part of the key hashes. It stays while records of one topic follow each other."""
-    if d.seeded_topic_len == v.topic_len and memcmp(d.seeded_topic, v.topic, v.topic_len) == 0:
-        return
-    d.seed = index_topic_seed(v.topic, v.topic_len)
-    # The record may be unmapped before the next record is read. The queue's slot stays.
-    d.seeded_topic = <const uint8_t*>&queue.topic[0] if queue != NULL else NULL
-    d.seeded_topic_len = v.topic_len if queue != NULL else 0
-
-
-cdef inline void _add_bitmap(dispatch_state* d, pending_record* r, const record_view* v) noexcept nogil:
-    """The bitmap of the record's unit, if its topic has filters."""
-    cdef uint8_t* to
-    if d.filters == NULL or r.queue == NULL:
-        return
-    to = d.bitmaps + d.pending_count * d.filters.bitmap_bytes
-    if bitmap_of(d.filters, v.topic, v.topic_len, v.properties, v.properties_len, to):
-        r.bitmap = to
-
-
-cdef int _gather(dispatch_state* d) noexcept nogil:
-    """Parses and verifies records from `position` on into `pending`. The status says why it stopped; the caller handles
-    it after the records in `pending`.
-
-    The checksum is verified first: a wrong queue offset would turn later, intact records into holes."""
-    cdef record_view v
-    cdef pending_record* r
-    cdef queue_entry* queue = NULL
-    cdef int64_t at = d.position
-    cdef int hashes = 0
-    cdef int status
-    cdef const uint8_t* p
-    d.pending_count = 0
-    walk_begin(&v)
-    while d.pending_count < PENDING_RECORDS and hashes <= PENDING_RECORDS * 8:
-        if at >= d.end:
-            return DISPATCH_DONE
-        if not d.segment.base <= at < d.segment.end:
-            return DISPATCH_NEED_SEGMENT
-        p = d.segment.address + (at - d.segment.base)
-        status = record_at(p, <size_t>(min(d.segment.end, d.wrote) - at), at, d.segment.end, True, &v)
-        if status == RECORD_BLANK and d.segment.end > d.wrote:
-            status = RECORD_BAD_LENGTH
-        if status != RECORD_OK and status != RECORD_BLANK:
-            d.detail = status
-            return DISPATCH_DAMAGED
-        r = &d.pending[d.pending_count]
-        r.position = at
-        r.end = at + v.total_size
-        r.queue = NULL
-        r.first_hash = hashes
-        r.hash_count = 0
-        r.is_light = False
-        r.bitmap = NULL
-        if status == RECORD_OK:
-            r.store_timestamp = v.store_timestamp
-            r.queue_offset = v.queue_offset
-            r.queue = queue = _queue_of(d, &v, queue)
-            if r.queue != NULL:
-                r.slot = <uint32_t>(r.queue - control_slot(d.block, 0))
-            elif takes_queue_offset(v.sys_flag):
-                return DISPATCH_NEED_QUEUE
-            if d.with_index and takes_index_entry(v.sys_flag):
-                _seed_for(d, &v, r.queue)
-                _read_properties(d, r, &v, True)
-                hashes += r.hash_count
-            else:
-                _read_properties(d, r, &v, False)
-            if not takes_queue_offset(v.sys_flag):
-                r.queue = NULL
-            _add_bitmap(d, r, &v)
-        else:
-            r.store_timestamp = 0
-        d.pending_count += 1
-        at = r.end
-    return DISPATCH_DONE
 
 
 cdef int _put_ext(dispatch_state* d, queue_files* files, pending_record* r) noexcept nogil:
@@ -234,15 +118,17 @@ cdef int _put_light(dispatch_state* d, const pending_record* r, int64_t tags_cod
 
 
 cdef int _put_index(dispatch_state* d, pending_record* r) noexcept nogil:
+    cdef const pending_key* key
     cdef int64_t end
-    while d.keys_done < r.hash_count:
+    while d.keys_done < r.key_count:
         if d.index.p == NULL:
             return DISPATCH_NEED_INDEX_FILE
         end = index_entry_end(&d.index, index_next_entry(&d.index))
         if <uint32_t>index_next_entry(&d.index) < d.index.capacity and end > d.index_allocated:
             d.wanted = end
             return DISPATCH_NEED_INDEX_SPACE
-        if index_put(&d.index, d.hashes[r.first_hash + d.keys_done], r.position, r.store_timestamp) == INDEX_FULL:
+        key = &d.keys[r.first_key + d.keys_done]
+        if index_put(&d.index, key.hash, key.slot, r.position, r.store_timestamp) == INDEX_FULL:
             return DISPATCH_NEED_INDEX_FILE
         d.keys_done += 1
     return DISPATCH_DONE
@@ -279,7 +165,7 @@ cdef int dispatch_run(dispatch_state* d) noexcept nogil:
     cdef int i, status, stopped_by
     d.round += 1
     while True:
-        stopped_by = _gather(d)
+        stopped_by = gather(d)
         for i in range(d.pending_count):
             status = _enter(d, &d.pending[i])
             if status != DISPATCH_DONE:

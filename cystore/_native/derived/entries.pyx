@@ -10,7 +10,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from cystore._native.derived.index cimport (
-    INDEX_FULL, index_key_hash, index_prefetch, index_put, index_topic_seed, index_view, index_view_of
+    INDEX_FULL, index_key_hash, index_prefetch, index_put, index_slot_number, index_topic_seed,
+    index_view, index_view_of
 )
 from cystore._native.derived.queue cimport queue_put
 from cystore._native.layout cimport QUEUE_ENTRY_BYTES, takes_index_entry, takes_queue_offset
@@ -283,7 +284,8 @@ def put_keys(MappedFile file not None, uint32_t slots, uint32_t capacity, const 
                 memcpy(&ahead, &keys[(at + 8) * <int64_t>sizeof(gathered_key)], sizeof(gathered_key))
                 index_prefetch(&index, ahead.hash)
             memcpy(&key, &keys[at * <int64_t>sizeof(gathered_key)], sizeof(gathered_key))
-            if key.hash < 0 or index_put(&index, key.hash, key.position, key.store_timestamp) == INDEX_FULL:
+            if key.hash < 0 or index_put(&index, key.hash, index_slot_number(&index, key.hash), key.position,
+                                         key.store_timestamp) == INDEX_FULL:
                 break
             at += 1
     return at

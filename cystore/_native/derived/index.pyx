@@ -8,21 +8,15 @@ The code trusts no number from a file: it checks entry numbers against the count
 so a cyclic chain ends. Source of the format: IndexFile and IndexHeader of RocketMQ 4.9.3.
 """
 
-from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
 from cystore._native.layout cimport (
-    INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_HEADER_NEXT_ENTRY_AT, INDEX_HEADER_USED_SLOTS_AT, INDEX_SLOT_BYTES,
-    index_entry_key_hash,
-    index_entry_physical_offset, index_entry_previous, index_entry_seconds, index_entry_set_key_hash,
-    index_entry_set_physical_offset, index_entry_set_previous, index_entry_set_seconds, index_header_begin_timestamp,
-    index_header_end_timestamp, index_header_set_begin_physical_offset, index_header_set_begin_timestamp,
-    index_header_set_end_physical_offset, index_header_set_end_timestamp, index_header_used_slots, load_be32,
-    store_be64, takes_index_entry
+    INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, index_entry_key_hash, index_entry_physical_offset,
+    index_entry_previous, index_entry_seconds, index_header_begin_timestamp, index_header_end_timestamp,
+    index_header_used_slots, load_be32, takes_index_entry
 )
-from cystore._native.memory.atomics cimport (
-    observe_be32, prefetch_for_read, prefetch_for_write, publish_be32, release_fence
-)
+from cystore._native.memory.atomics cimport observe_be32, prefetch_for_read, publish_be32
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.property_read cimport key_next, known_properties, read_known
 from cystore._native.record.record cimport java_hash
@@ -32,9 +26,6 @@ from cystore._native.record.window cimport (
     WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_record
 )
 
-cdef extern from "failpoints.h" nogil:
-    void failpoint(const char* name)
-
 # RocketMQ's clock may step back between two records. A time range still finds entries that are this much out of order.
 cdef int64_t CLOCK_STEP_MS = 600_000
 # The limit of times from callers; a larger time from a file is not used. So the sum of two times does not overflow.
@@ -43,17 +34,6 @@ cdef int64_t TIME_MAX_MS = 1 << 61
 
 cdef int64_t index_time(int64_t ms) noexcept nogil:
     return max(-TIME_MAX_MS, min(ms, TIME_MAX_MS))
-
-
-cdef inline uint8_t* _slot(const index_view* index, int32_t hash) noexcept nogil:
-    return index.p + INDEX_HEADER_BYTES + <size_t>INDEX_SLOT_BYTES * (<uint32_t>hash % index.slots)
-
-
-cdef inline uint8_t* _entry(const index_view* index, int32_t number) noexcept nogil:
-    return (
-        index.p + INDEX_HEADER_BYTES + <size_t>INDEX_SLOT_BYTES * index.slots
-        + <size_t>INDEX_ENTRY_BYTES * <uint32_t>number
-    )
 
 
 cdef bint index_view_fits(const index_view* index, size_t length) noexcept nogil:
@@ -66,83 +46,8 @@ cdef bint index_view_fits(const index_view* index, size_t length) noexcept nogil
     )
 
 
-cdef int32_t index_next_entry(const index_view* index) noexcept nogil:
-    """Number of the next entry: the file's count, limited to 1 ... capacity."""
-    cdef int32_t number = <int32_t>observe_be32(index.p + INDEX_HEADER_NEXT_ENTRY_AT)  # acquire; release in _set_counts
-    if number < 1:
-        return 1
-    return number if <uint32_t>number <= index.capacity else <int32_t>index.capacity
-
-
-cdef int64_t index_entry_end(const index_view* index, int32_t number) noexcept nogil:
-    """Position in the file behind entry `number`."""
-    return _entry(index, number) + INDEX_ENTRY_BYTES - index.p
-
-
 cdef int32_t index_topic_seed(const uint8_t* topic, size_t length) noexcept nogil:
     return java_hash(java_hash(0, topic, length), <const uint8_t*>b"#", 1)
-
-
-cdef int32_t index_key_hash(int32_t seed, const uint8_t* key, size_t length) noexcept nogil:
-    cdef int32_t hash = java_hash(seed, key, length)
-    if hash == INT32_MIN:
-        return 0
-    return -hash if hash < 0 else hash
-
-
-cdef void index_prefetch(const index_view* index, int32_t hash) noexcept nogil:
-    prefetch_for_write(_slot(index, hash))
-
-
-cdef inline int32_t _linked(int32_t number, int32_t below) noexcept nogil:
-    """An entry number from a slot or an entry; 0 if it is impossible."""
-    return number if 0 < number < below else 0
-
-
-cdef inline void _set_counts(index_view* index, uint32_t used_slots, int32_t next_entry) noexcept nogil:
-    """Writes both counts in one store, so that they agree if the process dies."""
-    release_fence()  # publishes the entry; acquire in index_next_entry
-    store_be64(index.p + INDEX_HEADER_USED_SLOTS_AT, (<uint64_t>used_slots << 32) | <uint32_t>next_entry)
-
-
-cdef int32_t index_seconds(int64_t begin, int64_t store_timestamp) noexcept nogil:
-    cdef int64_t seconds
-    if begin <= 0 or store_timestamp <= begin:
-        return 0
-    seconds = (store_timestamp - begin) // 1000
-    return <int32_t>seconds if seconds < INT32_MAX else INT32_MAX
-
-
-cdef int index_put(index_view* index, int32_t hash, int64_t physical_offset, int64_t store_timestamp) noexcept nogil:
-    """Enters a key; INDEX_FULL when there is no room. The entry's bytes must be allocated."""
-    cdef int32_t number = index_next_entry(index)
-    cdef uint8_t* slot
-    cdef uint8_t* entry
-    cdef int32_t previous
-    if <uint32_t>number >= index.capacity:
-        return INDEX_FULL
-    slot = _slot(index, hash)
-    entry = _entry(index, number)
-    previous = _linked(<int32_t>load_be32(slot), number)
-    index_header_set_end_physical_offset(index.p, physical_offset)
-    index_header_set_end_timestamp(index.p, store_timestamp)
-    failpoint("index.end_moved")
-    release_fence()
-    index_entry_set_key_hash(entry, hash)
-    index_entry_set_physical_offset(entry, physical_offset)
-    # The seconds of the first entry count from the previous file's end, which the begin timestamp still holds.
-    index_entry_set_seconds(entry, index_seconds(index_header_begin_timestamp(index.p), store_timestamp))
-    index_entry_set_previous(entry, previous)
-    if number == 1:
-        index_header_set_begin_physical_offset(index.p, physical_offset)
-        index_header_set_begin_timestamp(index.p, store_timestamp)
-    failpoint("index.entry_written")
-    _set_counts(index, <uint32_t>index_header_used_slots(index.p) + (previous == 0), number + 1)
-    failpoint("index.counted")
-    # release: publishes the entry and the count; acquire in index_walk_begin
-    publish_be32(slot, <uint32_t>number)
-    failpoint("index.linked")
-    return INDEX_OK
 
 
 cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nogil:
@@ -156,15 +61,15 @@ cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nog
     cdef uint8_t* entry
     cdef int32_t previous
     while number > 0:
-        entry = _entry(index, number)
+        entry = index_entry(index, number)
         if index_entry_physical_offset(entry) < physical_offset:
             break
-        previous = _linked(index_entry_previous(entry), number)
-        slot = _slot(index, index_entry_key_hash(entry))
+        previous = index_linked(index_entry_previous(entry), number)
+        slot = index_slot(index, index_slot_number(index, index_entry_key_hash(entry)))
         if <int32_t>load_be32(slot) == number:
             publish_be32(slot, <uint32_t>previous)
         failpoint("index.unlinked")
-        _set_counts(index, <uint32_t>index_header_used_slots(index.p) - (previous == 0), number)
+        index_set_counts(index, <uint32_t>index_header_used_slots(index.p) - (previous == 0), number)
         number -= 1
     return number
 
@@ -180,9 +85,10 @@ cdef bint index_may_hold(const index_view* index, int64_t begin_ms, int64_t end_
 
 cdef void index_walk_begin(const index_view* index, index_walk* walk) noexcept nogil:
     """Sets `walk.entry` to the newest entry of the chain of `walk.hash`."""
-    cdef int32_t newest = <int32_t>observe_be32(_slot(index, walk.hash))  # acquire; release in index_put, index_trim
+    # acquire; release in index_put, index_trim
+    cdef int32_t newest = <int32_t>observe_be32(index_slot(index, index_slot_number(index, walk.hash)))
     # The slot is read before the count, so an entry that it names is below the count.
-    walk.entry = _linked(newest, index_next_entry(index))
+    walk.entry = index_linked(newest, index_next_entry(index))
 
 
 cdef int index_walk_step(const index_view* index, index_walk* walk, int64_t* offset) noexcept nogil:
@@ -195,9 +101,9 @@ cdef int index_walk_step(const index_view* index, index_walk* walk, int64_t* off
     cdef int64_t begin = index_header_begin_timestamp(index.p)
     cdef int64_t earliest
     cdef int32_t number = walk.entry
-    cdef const uint8_t* entry = _entry(index, number)
+    cdef const uint8_t* entry = index_entry(index, number)
     cdef int32_t seconds = index_entry_seconds(entry)
-    walk.entry = _linked(index_entry_previous(entry), number)
+    walk.entry = index_linked(index_entry_previous(entry), number)
     if number > 1 and 0 < seconds < INT32_MAX and 0 < begin < TIME_MAX_MS:
         earliest = begin + <int64_t>seconds * 1000
         if earliest + 999 < walk.begin_ms - CLOCK_STEP_MS:
@@ -222,7 +128,7 @@ cdef int index_walk_next(const index_view* index, index_walk* walk, int64_t* off
 
 cdef void index_walk_prefetch(const index_view* index, const index_walk* walk) noexcept nogil:
     if walk.entry != 0:
-        prefetch_for_read(_entry(index, walk.entry))
+        prefetch_for_read(index_entry(index, walk.entry))
 
 
 cdef bint index_key_matches(const record_view* v, const uint8_t* key, int key_len) noexcept nogil:
@@ -350,7 +256,7 @@ def put(uint8_t[::1] data, uint32_t slots, uint32_t capacity, int32_t hash, int6
     cdef index_view index = _view_of(data, slots, capacity)
     if hash < 0:
         raise ValueError(f"key hash {hash} is below 0")
-    return index_put(&index, hash, physical_offset, store_timestamp) == INDEX_OK
+    return index_put(&index, hash, index_slot_number(&index, hash), physical_offset, store_timestamp) == INDEX_OK
 
 
 def trim(uint8_t[::1] data, uint32_t slots, uint32_t capacity, int64_t physical_offset):

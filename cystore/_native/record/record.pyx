@@ -43,18 +43,10 @@ cdef uint32_t text_character(const uint8_t* text, size_t length, size_t* at) noe
     return 0xFFFD if 0xD800 <= point < 0xE000 else point
 
 
-cdef int32_t java_hash(int32_t seed, const uint8_t* text, size_t length) noexcept nogil:
-    """Hashes the UTF-16 units of the text."""
-    cdef uint32_t h = <uint32_t>seed
+cdef int32_t java_hash_rest(uint32_t h, const uint8_t* text, size_t length, size_t at) noexcept nogil:
     cdef uint32_t point
-    cdef size_t i = 0
-    while i < length:
-        while i + 4 <= length and not (text[i] | text[i + 1] | text[i + 2] | text[i + 3]) & 0x80:
-            h = h * 923521u + text[i] * 29791u + text[i + 1] * 961u + text[i + 2] * 31u + text[i + 3]  # powers of 31
-            i += 4
-        if i == length:
-            break
-        point = text_character(text, length, &i)
+    while at < length:
+        point = text_character(text, length, &at)
         if point >= 0x10000:
             point -= 0x10000
             h = 31 * h + (0xD800u + (point >> 10))
