@@ -54,7 +54,15 @@ cdef struct pending_key:
     int32_t hash
     uint32_t slot                   # its number in the index file, if there is one
 
+# A queue of earlier records. Its slot has the same numbers, but in the cache line that each append to the queue changes.
+cdef struct known_queue:
+    queue_entry* entry              # NULL: none
+    uint32_t hash
+    int32_t queue_id
+    int topic_len
+
 cdef enum:
+    KNOWN_QUEUES = 64               # power of two
     PENDING_RECORDS = 32            # parsed ahead, to prefetch the hash slots of their keys
     KEYS_MAX = 16384                # in one record: a key and its blank take two of 32,767 bytes
 
@@ -92,6 +100,9 @@ cdef struct dispatch_state:
     int64_t mapped_index_seq        # index_seq at `use_index`; -1: `use_index` has to come first
     int64_t sound_until             # begin of the first damaged range behind the last turn,
     int64_t sound_seq               # in the manifest with this sequence number
+    const control_block* known_in   # the block of `known`
+    known_queue* last_known         # that of the last record, or NULL
+    known_queue[KNOWN_QUEUES] known     # by hash
     int pending_count
     pending_record[PENDING_RECORDS] pending
     pending_key[KEYS_MAX + PENDING_RECORDS * 8] keys

@@ -164,6 +164,9 @@ cdef int dispatch_run(dispatch_state* d) noexcept nogil:
     """Dispatches from `position` to `end`, or to a record for which the caller has to supply something first."""
     cdef int i, status, stopped_by
     d.round += 1
+    if d.known_in != d.block:
+        memset(&d.known[0], 0, sizeof(d.known))
+        d.known_in, d.last_known = d.block, NULL
     while True:
         stopped_by = gather(d)
         for i in range(d.pending_count):

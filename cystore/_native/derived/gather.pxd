@@ -5,14 +5,14 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
 from cystore._native.derived.dispatch cimport (
-    DISPATCH_DAMAGED, DISPATCH_DONE, DISPATCH_NEED_QUEUE, DISPATCH_NEED_SEGMENT, PENDING_RECORDS, dispatch_state,
-    pending_key, pending_record
+    DISPATCH_DAMAGED, DISPATCH_DONE, DISPATCH_NEED_QUEUE, DISPATCH_NEED_SEGMENT, KNOWN_QUEUES, PENDING_RECORDS,
+    dispatch_state, known_queue, pending_key, pending_record
 )
 from cystore._native.derived.index cimport index_key_hash, index_slot, index_slot_number, index_topic_seed
 from cystore._native.filters.bitmap cimport bitmap_of
 from cystore._native.layout cimport queue_entry, takes_index_entry, takes_queue_offset
 from cystore._native.memory.atomics cimport prefetch_for_write
-from cystore._native.memory.queue_table cimport control_find_queue, control_slot
+from cystore._native.memory.queue_table cimport control_find_queue, control_slot, queue_hash
 from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived, light_of
 from cystore._native.record.record_read cimport record_at, walk_begin
 from cystore._native.record.record_view cimport (
@@ -42,12 +42,28 @@ cdef inline void _read_properties(dispatch_state* d, pending_record* r, const re
         _add_key(d, r, key, length)
 
 
-cdef inline queue_entry* _queue_of(dispatch_state* d, const record_view* v, queue_entry* before) noexcept nogil:
-    """`before`: the queue of the previous record, or NULL. Records of one queue often follow each other."""
-    if before != NULL and before.queue_id == v.queue_id and before.topic_bytes == <uint32_t>v.topic_len \
-            and same_text(<const uint8_t*>&before.topic[0], v.topic, v.topic_len):
-        return before
-    return control_find_queue(d.block, v.topic, v.topic_len, v.queue_id)
+cdef inline bint _is_queue(const known_queue* known, const record_view* v) noexcept nogil:
+    return known.queue_id == v.queue_id and known.topic_len == v.topic_len \
+        and same_text(<const uint8_t*>&known.entry.topic[0], v.topic, v.topic_len)
+
+
+cdef inline queue_entry* _queue_of(dispatch_state* d, const record_view* v) noexcept nogil:
+    """Records of one queue often follow each other. A look at the slot itself would fetch the line that appends
+    change, and the next append would fetch it back."""
+    cdef known_queue* known = d.last_known
+    cdef queue_entry* found
+    cdef uint32_t hash
+    if known != NULL and _is_queue(known, v):
+        return known.entry
+    hash = queue_hash(v.topic, v.topic_len, v.queue_id)
+    known = &d.known[hash & (KNOWN_QUEUES - 1)]
+    if known.entry == NULL or known.hash != hash or not _is_queue(known, v):
+        found = control_find_queue(d.block, v.topic, v.topic_len, v.queue_id)
+        if found == NULL:
+            return NULL
+        known.entry, known.hash, known.queue_id, known.topic_len = found, hash, v.queue_id, v.topic_len
+    d.last_known = known
+    return known.entry
 
 
 cdef inline void _seed_for(dispatch_state* d, const record_view* v, queue_entry* queue) noexcept nogil:
@@ -77,7 +93,6 @@ cdef inline int gather(dispatch_state* d) noexcept nogil:
     The checksum is verified first: a wrong queue offset would turn later, intact records into holes."""
     cdef record_view v
     cdef pending_record* r
-    cdef queue_entry* queue = NULL
     cdef int64_t at = d.position
     cdef int keys = 0
     cdef int status
@@ -107,7 +122,7 @@ cdef inline int gather(dispatch_state* d) noexcept nogil:
         if status == RECORD_OK:
             r.store_timestamp = v.store_timestamp
             r.queue_offset = v.queue_offset
-            r.queue = queue = _queue_of(d, &v, queue)
+            r.queue = _queue_of(d, &v)
             if r.queue != NULL:
                 r.slot = <uint32_t>(r.queue - control_slot(d.block, 0))
             elif takes_queue_offset(v.sys_flag):
