@@ -62,6 +62,7 @@ cdef struct known_queue:
     int topic_len
 
 cdef enum:
+    GATHER_BYTES = 1048576          # of log in `pending`; some 3 ms
     KNOWN_QUEUES = 64               # power of two
     PENDING_RECORDS = 32            # parsed ahead, to prefetch the hash slots of their keys
     KEYS_MAX = 16384                # in one record: a key and its blank take two of 32,767 bytes
@@ -83,6 +84,7 @@ cdef struct dispatch_state:
     int delay_levels
     int64_t end                     # a record that begins here or later is not dispatched
     int64_t wrote
+    int64_t until_ns                # monotonic time at which the run ends after a few records more
     int64_t position
     int keys_done                   # keys of the record at `position` that are in the index
     int part                        # the queue that the status is about: 0 is the record's own, its light ones follow

@@ -8,7 +8,7 @@ the same bytes again. It first removes the record's index entries with `index_tr
 
 cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memset
 
 from cystore._native.derived.queue_ext cimport EXT_END_BYTES, EXT_NO_ROOM, ext_address, ext_put
@@ -19,7 +19,7 @@ from cystore._native.filters.bitmap cimport FilterTable
 from cystore._native.layout cimport (
     EXT_UNIT_BYTES_MAX, EXT_UNIT_FIXED_BYTES, LOCK_DISPATCH, QUEUE_ENTRY_BYTES, index_header_end_physical_offset
 )
-from cystore._native.memory.atomics cimport add_u32, load_i64, load_u32, store_i64
+from cystore._native.memory.atomics cimport add_u32, load_i64, load_u32, monotonic_ns, store_i64
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.locks cimport control_enter, control_unlock
 from cystore._native.memory.mapping cimport MappedFile
@@ -161,7 +161,8 @@ cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
 
 
 cdef int dispatch_run(dispatch_state* d) noexcept nogil:
-    """Dispatches from `position` to `end`, or to a record for which the caller has to supply something first."""
+    """Dispatches from `position` to `end`, to a record for which the caller has to supply something first, or until the
+    time is over; at least a few records."""
     cdef int i, status, stopped_by
     d.round += 1
     if d.known_in != d.block:
@@ -175,6 +176,8 @@ cdef int dispatch_run(dispatch_state* d) noexcept nogil:
                 return status
         if d.pending_count == 0 or d.position >= d.end:
             return stopped_by
+        if d.until_ns < INT64_MAX and monotonic_ns() >= d.until_ns:
+            return DISPATCH_DONE
 
 
 cdef void dispatch_turn(dispatch_state* d) noexcept nogil:
@@ -266,13 +269,15 @@ cdef class DispatchKernel:
         self.d.left_out_at = self.d.position
         self.d.left_out_part = self.d.part
 
-    def run(self, int64_t end, int64_t wrote):
-        """Dispatches records that begin below `end`; returns DONE, a NEED_... status or DAMAGED."""
+    def run(self, int64_t end, int64_t wrote, double until_s):
+        """Dispatches records that begin below `end`, until the monotonic time `until_s`: one call, because a thread may
+        wait 5 ms for the interpreter after each. Returns DONE, a NEED_... status or DAMAGED."""
         cdef int status
         self.d.block = self.control.checked()
         keep = self.control.file
         self.d.end = end
         self.d.wrote = wrote
+        self.d.until_ns = <int64_t>(until_s * 1e9)
         with nogil:
             status = dispatch_run(self.d)
         add_u32(&self.d.block.dispatch_seq, 1)
@@ -295,6 +300,7 @@ cdef class DispatchKernel:
         d.position = position
         d.wrote = min(load_i64(&block.wrote), d.sound_until)
         d.end = min(d.wrote, position + TURN_BYTES)
+        d.until_ns = INT64_MAX
         return True
 
     def turn(self):

@@ -5,8 +5,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
 from cystore._native.derived.dispatch cimport (
-    DISPATCH_DAMAGED, DISPATCH_DONE, DISPATCH_NEED_QUEUE, DISPATCH_NEED_SEGMENT, KNOWN_QUEUES, PENDING_RECORDS,
-    dispatch_state, known_queue, pending_key, pending_record
+    DISPATCH_DAMAGED, DISPATCH_DONE, DISPATCH_NEED_QUEUE, DISPATCH_NEED_SEGMENT, GATHER_BYTES, KNOWN_QUEUES,
+    PENDING_RECORDS, dispatch_state, known_queue, pending_key, pending_record
 )
 from cystore._native.derived.index cimport index_key_hash, index_slot, index_slot_number, index_topic_seed
 from cystore._native.filters.bitmap cimport bitmap_of
@@ -94,13 +94,14 @@ cdef inline int gather(dispatch_state* d) noexcept nogil:
     cdef record_view v
     cdef pending_record* r
     cdef int64_t at = d.position
+    cdef int64_t end = min(d.end, at + <int64_t>GATHER_BYTES)
     cdef int keys = 0
     cdef int status
     cdef const uint8_t* p
     d.pending_count = 0
     walk_begin(&v)
     while d.pending_count < PENDING_RECORDS and keys <= PENDING_RECORDS * 8:
-        if at >= d.end:
+        if at >= end:
             return DISPATCH_DONE
         if not d.segment.base <= at < d.segment.end:
             return DISPATCH_NEED_SEGMENT

@@ -20,7 +20,7 @@ log = logging.getLogger("cystore")
 
 MAX_BYTES = 16 * 1024 * 1024  # a quarter of the bound: writers continue while this is dispatched
 MAX_AGE_S = 0.4
-TURN_BYTES = 4 * 1024 * 1024
+TURN_BYTES = 16 * 1024 * 1024  # more than a turn has time for
 BOUND_BYTES = 64 * 1024 * 1024
 HELP_BYTES = BOUND_BYTES // 2  # a writer helps from here on
 HELP_TURN_BYTES = 512 * 1024  # dispatched by a put, some 1 ms: twice what it then appends

@@ -39,7 +39,6 @@ from cystore.system.threads.reentry import undisturbed
 log = logging.getLogger("cystore")
 
 TURN_S = 0.010  # the approximate time of one turn under the lock; then others may have it
-BATCH_BYTES = 1024 * 1024  # of log between two looks at the clock; some 3 ms
 REPORT_BYTES = 64 * 1024 * 1024  # of log between two reports of progress
 MAX_MAPPED_QUEUES = 16384
 
@@ -197,7 +196,7 @@ class Dispatcher:
             sound_until = damage.ranges.next_begin(position)
             self._kernel.set_sound(sound_until, manifest_seq)
             limit = min(wrote, sound_until)
-            self._run_batch(min(until, limit, position + BATCH_BYTES), limit, deadline_s)
+            self._run_batch(min(until, limit), limit, deadline_s)
             position = control.dispatched
             if self._search is not None and not self._judge(position, wrote, deadline_s):
                 break
@@ -212,7 +211,7 @@ class Dispatcher:
     def _run_batch(self, end: int, limit: int, deadline_s: float) -> None:
         """Lets the kernel run up to `end`, into damage (`_search`), or until the time is over."""
         begin = self._control.dispatched
-        while (status := self._kernel.run(end, limit)) != kernel.DONE:
+        while (status := self._kernel.run(end, limit, deadline_s)) != kernel.DONE:
             FETCH[status](self)
             if self._search is not None or (self._control.dispatched > begin and monotonic_s() > deadline_s):
                 return

@@ -199,6 +199,24 @@ def test_more_queues_than_are_kept_open(tmp_path, monkeypatch):
         assert len(store.reader.get("T", queue_id, 0).messages) == 4
 
 
+def test_a_turn_ends_in_the_kernel_when_its_time_is_over(tmp_path, monkeypatch):
+    monkeypatch.setattr("cystore.derived.dispatch.dispatcher.TURN_S", 0.0)
+    config = replace(
+        CONFIG,
+        mapped_file_size_commit_log_bytes=65536,
+        mapped_file_size_consume_queue_bytes=20_000,
+        message_index_enable=False,
+    )
+    written = WrittenLog(*lay_out(make_records(200), 65536, 0))
+    parts.write_log(tmp_path, written.log)
+    store = parts.attach(tmp_path, config, minimum=0, wrote=written.end)
+    turns = []
+    while store.dispatcher.run_once(one_turn=True).more:
+        turns.append(store.control.queue_dispatched(0))
+    assert turns == list(range(32, 200, 32))  # 32 records are read at once
+    assert queue_files(tmp_path) == expected_queues(written.records, 20_000)
+
+
 def test_due_times_follow_the_configured_levels(tmp_path):
     bare = [
         replace(r, topic=SCHEDULE_TOPIC, raw_properties=f"DELAY\x01{level}\x02TAGS\x01a".encode())
