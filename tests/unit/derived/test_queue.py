@@ -18,7 +18,8 @@ from cystore.config import StoreConfig
 from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.derived.files.consume_queue_ext import ConsumeQueueExt
 from cystore.engine.files.segments import Mode
-from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError
+from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError, StoreFullError
+from cystore.system import files
 from tests.oracle import queue as oracle
 from tests.support import parts
 from tests.support.property.strategies import INT64
@@ -112,8 +113,37 @@ def test_space_is_reserved_in_steps_that_double(tmp_path):
     assert steps == [4096, 8192, 16384, 32768, 65536, FILE_BYTES]
     assert path.stat().st_size == FILE_BYTES
     add(queue, 500_000, 100)
-    assert queue._control.queue_allocated(queue.slot) == FILE_BYTES + 4096
+    assert queue._control.queue_allocated(queue.slot) == 2 * FILE_BYTES
     assert len(on_disk(tmp_path)) == 5001
+
+
+def test_a_queue_that_filled_a_file_gets_long_steps(tmp_path):
+    queue = opened(tmp_path, config=replace(CONFIG, mapped_file_size_consume_queue_bytes=20 * 300_000))
+    assert queue.prepare(0).base == 0
+    steps = [queue._control.queue_allocated(queue.slot)]
+    while steps[-1] < 6_000_000:
+        queue.allocate(steps[-1])
+        steps.append(queue._control.queue_allocated(queue.slot))
+    mib = 1024 * 1024
+    assert steps == [*(4096 << n for n in range(9)), *range(2 * mib, 6 * mib, mib), 6_000_000]
+    queue.prepare(6_000_000)
+    assert queue._control.queue_allocated(queue.slot) == 6_000_000 + mib
+
+
+def test_a_full_disk_gives_a_queue_what_one_entry_needs(tmp_path, monkeypatch):
+    whole = files.allocate_mapped
+
+    def short(path, file, begin, end):
+        if end - begin > 4096:
+            raise StoreFullError("no space left on the disk", path=path)
+        whole(path, file, begin, end)
+
+    queue = opened(tmp_path)
+    monkeypatch.setattr(files, "allocate_mapped", short)
+    for number in range(1000):
+        add(queue, 100 * number, 100)
+        assert queue._control.queue_allocated(queue.slot) == 4096 * (5 * (number + 1) // 1024 + 1)
+    assert len(on_disk(tmp_path)) == 1000
 
 
 def test_a_file_that_another_process_made_is_used(tmp_path):
