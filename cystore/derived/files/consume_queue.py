@@ -19,12 +19,14 @@ from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
 from cystore.derived.files.consume_queue_ext import ConsumeQueueExt
+from cystore.derived.files.pace import Pace
 from cystore.engine.files.mappings import Mappings
 from cystore.engine.files.segments import MappedFileQueue, Mode
 from cystore.errors import OffsetError, StoreFormatError, StoreFullError, StoreIOError, SyncFailedError
 from cystore.layout import CONSTANTS
 from cystore.system.file_system import FileSystem
 from cystore.system.os_errors import is_missing
+from cystore.system.ranges.pages_ahead import PagesAhead
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -85,6 +87,7 @@ class ConsumeQueue:
             if config.enable_consume_queue_ext
             else None
         )
+        self._pace = Pace()
         self._removals = control.queue_removals(slot)
         # The file used last, and the count of removals when it was found: another thread may put an older one here.
         self._last: tuple[int, MappedFile] | None = None
@@ -154,8 +157,10 @@ class ConsumeQueue:
         if file is None:
             file = self.files.create(base, _stepped(0, position - base + ENTRY_BYTES, self.files.file_bytes))
         file.mark_written()
-        self.allocate(position)
         inside = position - base
+        if not file.in_memory:
+            file.expect_scattered(inside)  # there is nothing to read ahead
+        self.allocate(position)
         if (
             inside
             and position == ENTRY_BYTES * self.min_offset
@@ -190,6 +195,9 @@ class ConsumeQueue:
         except StoreFullError:
             end = min(-(-(needed - base) // PAGE_BYTES) * PAGE_BYTES, file_bytes)  # only for this entry
             self.files.allocate(base, begin, end)
+        if self._pace.is_fast(end - (needed - base)) and self.files.mode is Mode.WRITE:
+            with PagesAhead(self.files.path(base)) as pages:
+                pages.read(needed - base, end)
         self._control.set_queue_allocated(self.slot, base + end)
 
     def _first_step(self, base: int) -> int:

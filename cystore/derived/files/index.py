@@ -20,6 +20,7 @@ from cystore._native.derived import index as kernel
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
+from cystore.derived.files.pace import Pace
 from cystore.engine.files.mappings import Mappings
 from cystore.engine.files.segments import Mode
 from cystore.errors import StoreError, StoreFormatError, StoreIOError, StoreResourceError
@@ -29,6 +30,7 @@ from cystore.system.folders import check_place
 from cystore.system.os_errors import is_missing
 from cystore.system.ranges import unreadable_ranges
 from cystore.system.ranges.changed_lengths import has_length, mend_length
+from cystore.system.ranges.pages_ahead import PagesAhead
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -161,7 +163,7 @@ class IndexFiles:
         self._dropped: set[int] = set()  # PRIVATE: files that are gone for this process only
         self._imagined: dict[int, MappedFile] = {}  # PRIVATE: files that exist in memory only
         self._mappings = mappings or Mappings.of(config)
-        self._number = Mappings.number()
+        self._number, self._pace = Mappings.number(), Pace()
         # Recovery has corrected all files: a file of another length was changed since.
         self.recovered = False
 
@@ -323,7 +325,9 @@ class IndexFiles:
         entries_at = HEADER_BYTES + SLOT_BYTES * file.slots
         unreadable_ranges.allocate_sparse(path, mapped, 0, entries_at)
         next_entry = min(read_header(mapped).next_entry, file.capacity)
-        unreadable_ranges.allocate_sparse(path, mapped, entries_at, entries_at + ENTRY_BYTES * next_entry)
+        end = entries_at + ENTRY_BYTES * next_entry
+        unreadable_ranges.allocate_sparse(path, mapped, entries_at, end)
+        mapped.expect_scattered(end)  # there is nothing to read ahead
 
     def _shape(self, path: Path, length: int) -> tuple[int, int] | None:
         """(slots, capacity) of a file: the settings' if its length is theirs, else those that its entries imply."""
@@ -402,6 +406,7 @@ class IndexFiles:
             self._imagined[name] = MappedFile.anonymous(name, length)
         else:
             files.create_sized(self._root, self._path(name), length, allocated)
+            self._pace.is_fast(0)
         added = IndexFile(self, name, self._slots, self._capacity, sealed=False)
         if listed:
             self._continue(added, listed[-1])
@@ -416,6 +421,9 @@ class IndexFiles:
         if self._mode is Mode.WRITE:
             with files.opened(self._path(file.name), os.O_RDWR) as fd:
                 files.allocate(fd, begin, end, file.file.path)
+            if self._pace.is_fast(end - needed):
+                with PagesAhead(self._path(file.name)) as pages:
+                    pages.read(needed, end)
         self._control.index_allocated = end
 
     def trim(self, physical_offset: int) -> None:

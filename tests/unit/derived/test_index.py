@@ -19,8 +19,10 @@ from cystore._native.derived import index as kernel
 from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.files.index import ALLOCATE_BYTES, IndexFiles, file_length
+from cystore.derived.files.pace import Pace
 from cystore.engine.files.segments import Mode
 from cystore.errors import StoreFormatError
+from cystore.system.ranges.pages_ahead import PagesAhead
 from tests.oracle import index as oracle
 from tests.oracle.record import Record
 from tests.support import parts
@@ -296,3 +298,22 @@ def test_private_files_stay_in_memory(tmp_path):
     private.flush()
     assert on_disk(tmp_path) == before
     assert os.listdir(tmp_path) == ["index"] or sorted(os.listdir(tmp_path)) == ["index", "tmp"]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_pages_of_a_fast_index_are_read_ahead(tmp_path, monkeypatch, fast):
+    monkeypatch.setattr(Pace, "is_fast", lambda self, step: fast)
+    read: list[tuple[int, int]] = []
+    monkeypatch.setattr(PagesAhead, "read", lambda self, begin, end: read.append((begin, end)))
+    files = opened(tmp_path, StoreConfig(max_hash_slot_num=1000, max_index_num=600_000))
+    needed = 40 + 4000 + ALLOCATE_BYTES + 20
+    files.allocate(files.add(), needed)
+    assert read == ([(needed, needed + ALLOCATE_BYTES)] if fast else [])
+
+
+def test_a_file_grows_fast_if_a_long_step_soon_follows_another(monkeypatch):
+    now = iter([100.0, 100.5, 101.0, 103.0, 103.1])
+    monkeypatch.setattr("cystore.derived.files.pace.monotonic_s", lambda: next(now))
+    pace = Pace()
+    steps = [1 << 20, 1 << 20, 4096, 1 << 20, 1 << 20]
+    assert [pace.is_fast(step) for step in steps] == [False, True, False, False, True]

@@ -17,6 +17,7 @@ from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.derived.files.consume_queue_ext import ConsumeQueueExt
+from cystore.derived.files.pace import Pace
 from cystore.engine.files.segments import Mode
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError, StoreFullError
 from cystore.system import files
@@ -144,6 +145,19 @@ def test_a_full_disk_gives_a_queue_what_one_entry_needs(tmp_path, monkeypatch):
         add(queue, 100 * number, 100)
         assert queue._control.queue_allocated(queue.slot) == 4096 * (5 * (number + 1) // 1024 + 1)
     assert len(on_disk(tmp_path)) == 1000
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_pages_of_a_fast_queue_are_read_ahead(tmp_path, monkeypatch, fast):
+    monkeypatch.setattr(Pace, "is_fast", lambda self, step: fast)
+    queue = opened(tmp_path)
+    for number in range(820):
+        add(queue, 100 * number, 100)
+    queue._control.set_queue_allocated(queue.slot, 0)
+    file = queue.prepare(820 * 20)
+    assert queue._control.queue_allocated(queue.slot) == 32768
+    assert list(file.pages_in_memory()[:8]) == [1, 1, 1, 1, 1, fast, fast, fast]
+    assert [entry.physical_offset for entry in on_disk(tmp_path).values()] == [*range(0, 82_000, 100)]
 
 
 def test_a_file_that_another_process_made_is_used(tmp_path):
