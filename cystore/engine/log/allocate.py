@@ -41,7 +41,8 @@ FILES_AHEAD_LEFT = 2  # after a clean close: RocketMQ's load looks for the log's
 LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
 # If so many bytes are appended in this time, the pages of the next step are brought into memory first.
 FAST_BYTES, FAST_S = 4 * 1024 * 1024, 2.0
-READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go, some 0.4 ms
+READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go, some 0.2 ms
+POPULATED_BYTES = 16 * 1024 * 1024  # in one turn, some 5 ms: the thread dispatches between two turns
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
 
@@ -371,7 +372,8 @@ class Allocator:
         return self._at_hand
 
     def populate_ahead(self, ahead_bytes: int | None = None) -> int:
-        """Faults in allocated pages ahead of the wrote position, in this process; returns the number of bytes.
+        """Faults in allocated pages ahead of the wrote position, in this process; returns the number of bytes, at most
+        POPULATED_BYTES.
 
         Only for a process that appends: in others the work would be useless. A warm-up goes step by step, and with sync
         flush makes each step durable: else the first sync of a put would write all of it (MappedFile.warmMappedFile).
@@ -379,7 +381,9 @@ class Allocator:
         wrote = self._control.log_end
         begin = max(self._populated, wrote)
         end = min(
-            wrote + (self._populate_bytes if ahead_bytes is None else ahead_bytes), self._control.allocated
+            wrote + (self._populate_bytes if ahead_bytes is None else ahead_bytes),
+            self._control.allocated,
+            begin + POPULATED_BYTES,
         )
         done = 0
         while begin < end:
@@ -389,6 +393,9 @@ class Allocator:
             ):  # cleaned, or ended by another process: appends continue behind it
                 break
             upto = min(end, segment.end, begin + (self._step_bytes or MOST_BYTES))
+            if upto - begin >= READ_AHEAD_BYTES and not segment.in_memory:
+                with PagesAhead(self._commit_log.files.path(segment.base)) as pages:
+                    pages.read(begin - segment.base, upto - segment.base)
             with files.translated(segment.path):
                 if not segment.populate(begin - segment.base, upto - segment.base):
                     break

@@ -17,6 +17,7 @@ import cystore
 from cystore.derived.files.consume_queue import ConsumeQueue
 from cystore.engine.files.progress import Progress
 from cystore.engine.files.segments import MappedFileQueue
+from cystore.engine.log import allocate
 from cystore.errors import (
     FlushFailedError,
     NotDurableError,
@@ -199,6 +200,18 @@ def test_pages_ahead_are_faulted_in_by_a_process_that_appends(tmp_path):
         assert parts(store).allocator.populate_ahead() in range(1 << 20)
 
 
+def test_pages_ahead_are_faulted_in_piece_by_piece(tmp_path, monkeypatch):
+    """Seen: one turn faulted in all pages of a large `populate_ahead_bytes`. Meanwhile its thread did not dispatch."""
+    monkeypatch.setattr(allocate, "POPULATED_BYTES", 16 * PAGE)
+    with open_small(
+        tmp_path / "s", mapped_file_size_commit_log_bytes=1 << 22, populate_ahead_bytes=1 << 20, services=()
+    ) as store:
+        store.put("T", b"")
+        parts(store).allocator.run_once()
+        pieces = list(iter(parts(store).allocator.populate_ahead, 0))
+        assert max(pieces) == 16 * PAGE and sum(pieces) > 1 << 19
+
+
 def forget_translations() -> None:
     """Makes this processor forget which pages may be written. The kernel lets it believe for a while that a page is
     protected that is not any more; the fault that follows waits for nothing, but it counts. Unmapping many pages at
@@ -233,6 +246,7 @@ def test_pages_that_a_flush_protected_are_faulted_in_before_the_next_append(tmp_
 STORE_ON_A_SMALL_DISK = """
 import os, sys
 from tests.support.small_stores import open_small
+from cystore.engine.log import allocate
 from cystore.errors import FlushFailedError, NotDurableError, StoreFullError, StoreIOError
 root = sys.argv[1]
 ballast = os.path.join(root, "ballast")
