@@ -12,12 +12,18 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memset
 
 from cystore._native.derived.queue_ext cimport EXT_END_BYTES, EXT_NO_ROOM, ext_address, ext_put
-from cystore._native.derived.gather cimport gather
+from cystore._native.derived.gather cimport (
+    DISPATCH_DAMAGED, DISPATCH_DONE, DISPATCH_NEED_EXT_FILE, DISPATCH_NEED_EXT_SPACE, DISPATCH_NEED_GAP,
+    DISPATCH_NEED_INDEX_FILE, DISPATCH_NEED_INDEX_SPACE, DISPATCH_NEED_QUEUE, DISPATCH_NEED_QUEUE_FILE,
+    DISPATCH_NEED_QUEUE_SPACE, DISPATCH_NEED_SEGMENT, PENDING_RECORDS, dispatch_state, gather, pending_key,
+    pending_record, queue_files
+)
 from cystore._native.derived.index cimport INDEX_FULL, index_entry_end, index_next_entry, index_put, index_view_of
 from cystore._native.derived.queue cimport queue_put
 from cystore._native.filters.bitmap cimport FilterTable
 from cystore._native.layout cimport (
-    EXT_UNIT_BYTES_MAX, EXT_UNIT_FIXED_BYTES, LOCK_DISPATCH, QUEUE_ENTRY_BYTES, index_header_end_physical_offset
+    EXT_UNIT_BYTES_MAX, EXT_UNIT_FIXED_BYTES, LOCK_DISPATCH, QUEUE_ENTRY_BYTES, control_block,
+    index_header_end_physical_offset, queue_entry
 )
 from cystore._native.memory.atomics cimport add_u32, load_i64, load_u32, monotonic_ns, store_i64
 from cystore._native.memory.control cimport Control

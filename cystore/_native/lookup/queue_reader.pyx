@@ -19,7 +19,8 @@ from cystore._native.append.arguments cimport (
     KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_python,
     known_callers, place_defaults, place_keywords
 )
-from cystore._native.derived.dispatch cimport DispatchKernel, dispatch_state, dispatch_turn
+from cystore._native.derived.dispatch cimport DispatchKernel, dispatch_turn
+from cystore._native.derived.gather cimport dispatch_state
 from cystore._native.derived.queue cimport (
     ANSWER_NONE, BatchLimits, SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, chosen_record, queue_select,
     selected_messages, selected_records, selection, selection_behind, selection_room
