@@ -286,11 +286,13 @@ cdef class LogWalker:
         self.s.accepted_entry = self.s.position
         self.s.accepted_entry_part = self._part()
 
-    def leave_out(self):
+    def leave_out(self, bint lost=False):
         """Leaves the record at `position` out of the queue that the status is about: its queue offset there is
-        wrong."""
+        wrong. `lost`: the queue that it belongs to will lack it."""
         self.s.left_out = self.s.position
         self.s.left_out_part = self._part()
+        if lost:
+            self.s.swallowed += self.s.v.total_size
 
     def compare_keys(self, int64_t at, int64_t limit, files=()):
         """From now on the index must hold each record's keys, in entries [at, limit), counted over all files. `files`:

@@ -23,6 +23,7 @@ from cystore.value_class import value_class
 
 LOOK_AHEAD_RECORDS = 100_000
 FOLLOWERS = 4
+DAMAGES_MAX = 8  # damaged ranges of the log that the search for them steps over
 EVERYTHING = 1 << 62
 
 
@@ -239,7 +240,16 @@ class LogPass(LogVisitor):
         if scanner.in_light_queue:  # the record's own queue has taken it
             scanner.accept()
             return None
+        if self._repeats(record, expected):
+            scanner.leave_out(lost=True)
+            return None
         return None if self._step_over(reason) else reason
+
+    def _repeats(self, record: StoppedRecord, expected: int) -> bool:
+        """Whether a record below the watermark has a queue offset that its queue has already. Perhaps the other record
+        is the wrong one, so this one is not called damaged. In a log that RocketMQ wrote it may be an old record."""
+        about = self._about
+        return 0 <= record.queue_offset < expected and about.keep and about.trusted
 
     def _is_above_watermark(self, record: StoppedRecord) -> bool:
         """Whether a record is above the watermark. RocketMQ's rule has no watermark: it takes every valid record."""
@@ -271,17 +281,25 @@ class LogPass(LogVisitor):
             return followers[:1] == [found + 1]
         right = sum(number == found + place for place, number in enumerate(followers, 1))
         wrong = sum(number == expected + place for place, number in enumerate(followers, 1))
-        return right > wrong
+        # One record can be in another queue because its queue id is wrong; several cannot.
+        return right > wrong or (not followers and found == expected + 1)
 
     def _next_of_queue(self, record: StoppedRecord) -> list[int]:
-        """Queue offsets of the next records of the same queue."""
+        """Queue offsets of the next records of the same queue, over damage."""
         offsets: list[int] = []
-        for count, found in enumerate(self._reader.records(record.position + record.size)):
-            if count == LOOK_AHEAD_RECORDS or len(offsets) == FOLLOWERS:
+        at, end, count = record.position + record.size, self._durable_end(), 0
+        for _ in range(DAMAGES_MAX):
+            for found in self._reader.records(at):
+                at, count = found["physical_offset"] + found["total_size"], count + 1
+                plain = takes_queue_offset(found["sys_flag"])
+                if plain and (found["topic"].decode(), found["queue_id"]) == record.key:
+                    offsets.append(int(found["queue_offset"]))
+                if count == LOOK_AHEAD_RECORDS or len(offsets) == FOLLOWERS:
+                    return offsets
+            resumed = self._finder.find(at + 1, end) if at + 1 < end else None
+            if resumed is None:
                 break
-            plain = takes_queue_offset(found["sys_flag"])
-            if plain and (found["topic"].decode(), found["queue_id"]) == record.key:
-                offsets.append(int(found["queue_offset"]))
+            at = resumed[0]
         return offsets
 
     def _needs_earlier(self, record: StoppedRecord, expected: int, gap: int) -> bool:
