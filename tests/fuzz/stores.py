@@ -153,7 +153,7 @@ def run_query(data: bytes) -> None:
             if key.decode() not in (*message.keys, message.unique_key) or message.topic != "T":
                 raise Wrong(f"{key!r} is no key of {message!r}")
     for position in (0, len(log) // 3, len(log) - 1):
-        following = sequence.next_offsets(window, 0, len(log), position, b"T", 0, 1, 3)
+        following, _ = sequence.next_offsets(window, 0, len(log), position, b"T", 0, 1, 3)
         if len(following) > 3 or min(following, default=1) < 1:
             raise Wrong(f"{following} are not the next three queue offsets from 1 on")
     made = MappedFile.anonymous(0, 20 * 40)

@@ -146,7 +146,9 @@ cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
     cdef int64_t tags_code = r.tags_code
     if r.queue != NULL:
         d.part = 0
-        status = _put_queue(d, r, d.with_ext)
+        status = DISPATCH_DONE
+        if d.left_out_at != r.position:  # otherwise its own queue has it, or goes without it
+            status = _put_queue(d, r, d.with_ext)
         if status == DISPATCH_DONE and r.is_light:
             status = _put_light(d, r, tags_code)
         if status != DISPATCH_DONE:
@@ -271,7 +273,7 @@ cdef class DispatchKernel:
         return self.d.part > 0
 
     def leave_out(self):
-        """The light queue that the status is about gets no entry for the record at `position`."""
+        """The queue that the status is about gets no entry for the record at `position`."""
         self.d.left_out_at = self.d.position
         self.d.left_out_part = self.d.part
 

@@ -61,8 +61,9 @@ cdef int _search(queue_sequence* q, log_window* window) noexcept nogil:
 
 def next_offsets(LogWindow window not None, int64_t minimum, int64_t wrote, int64_t position, bytes topic not None,
                  int32_t queue_id, int64_t least, int most):
-    """Queue offsets, at least `least`, of the next `most` (at most 8) records of a queue from a log position on. The
-    search steps over the window's holes. It ends before other damage, at `wrote`, and 4 MiB behind `position`."""
+    """(queue offsets, log position): the offsets, at least `least`, of the next `most` (at most 8) records of a queue
+    from `position` on, and the end of the search. It steps over the window's holes. It ends before other damage, at
+    `wrote`, and 4 MiB behind `position`."""
     cdef queue_sequence q
     cdef int status
     q.topic, q.topic_len = <const uint8_t*>PyBytes_AS_STRING(topic), <int>len(topic)
@@ -81,4 +82,4 @@ def next_offsets(LogWindow window not None, int64_t minimum, int64_t wrote, int6
             window.need(q.at)
         except (CorruptRecordError, OffsetError):  # a missing or cleaned segment
             break
-    return [q.found[i] for i in range(q.count)]
+    return [q.found[i] for i in range(q.count)], q.at

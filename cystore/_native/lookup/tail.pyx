@@ -35,6 +35,7 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_destroy(pthread_mutex_t* mutex)
 
 cdef enum:
+    BEHIND_ROOM = 3         # records of a queue behind the room for entries: so many do not all have a wrong offset
     FOUND_AT_ONCE = 1024
     MOST = 4194304          # keys: 96 MiB with the heads of their chains
     FIRST_ROOM = 1024
@@ -80,6 +81,9 @@ cdef struct tail_walk:
     int64_t count           # entries written, or messages found
     int64_t room
     bint is_light           # the queue has records of other topics too
+    bint jumped             # the last entry does not continue the one before it
+    int64_t jumped_from     # `count` before that entry
+    int behind_room         # records behind the room since the last entry
 
 
 cdef int64_t _number(const tail_walk* t, const record_view* v) noexcept nogil:
@@ -104,27 +108,43 @@ cdef int _next(log_window* window, tail_walk* t, record_view* v, const uint8_t**
         t.at += v.total_size
 
 
+cdef void _fill_with_holes(tail_walk* t, uint8_t* entries) noexcept nogil:
+    queue_put_holes(entries + t.count * <int64_t>QUEUE_ENTRY_BYTES, t.room - t.count)
+    t.count = t.room
+    t.jumped = False
+
+
 cdef int _enter(log_window* window, tail_walk* t, uint8_t* entries) noexcept nogil:
-    """Writes the entries that dispatch will make for a queue, from `t.first` on, while there is room."""
+    """Writes the entries that dispatch will make for a queue, from `t.first` on, while there is room.
+
+    No checksum of RocketMQ's format covers a queue offset. If a record's offset leaves some out and the queue's next
+    record has one of these, or the same, the first of the two gets no entry."""
     cdef record_view v
     cdef const uint8_t* p
     cdef derived found
     cdef int status
     cdef int64_t place
-    while t.count < t.room:
+    while t.count < t.room or t.jumped:
         status = _next(window, t, &v, &p)
         if status != RECORD_OK:
             return status
         place = _number(t, &v) - t.first
-        if place >= t.count and record_intact(p, &v):
-            if place >= t.room:
-                queue_put_holes(entries + t.count * <int64_t>QUEUE_ENTRY_BYTES, t.room - t.count)
-                t.count = t.room
-                return RECORD_OK
-            queue_put_holes(entries + t.count * <int64_t>QUEUE_ENTRY_BYTES, place - t.count)
-            derive_begin(&v, NULL, 0, &found)
-            queue_put(entries + place * <int64_t>QUEUE_ENTRY_BYTES, t.at, v.total_size, found.tags_code)
-            t.count = place + 1
+        if place >= (t.jumped_from if t.jumped else t.count) and record_intact(p, &v):
+            if place < t.count:
+                t.count = t.jumped_from
+            if place < t.room:
+                t.jumped = place > t.count and not t.is_light
+                t.jumped_from = t.count
+                t.behind_room = 0
+                queue_put_holes(entries + t.count * <int64_t>QUEUE_ENTRY_BYTES, place - t.count)
+                derive_begin(&v, NULL, 0, &found)
+                queue_put(entries + place * <int64_t>QUEUE_ENTRY_BYTES, t.at, v.total_size, found.tags_code)
+                t.count = place + 1
+            else:
+                t.behind_room += 1
+                if t.is_light or place == t.count or t.behind_room == BEHIND_ROOM:
+                    _fill_with_holes(t, entries)
+                    return RECORD_OK
         t.at += v.total_size
     return RECORD_OK
 
@@ -153,7 +173,9 @@ cdef void _begin(tail_walk* t, int64_t position, bytes topic) noexcept:
     t.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
     t.topic_len = <int>len(topic)
     t.count = 0
-    t.is_light = False
+    t.is_light = t.jumped = False
+    t.jumped_from = 0
+    t.behind_room = 0
 
 
 def entries_into(MappedFile out not None, LogWindow window not None, int64_t minimum, int64_t wrote, int64_t position,
@@ -179,6 +201,8 @@ def entries_into(MappedFile out not None, LogWindow window not None, int64_t min
         with nogil:
             status = _enter(&window.c, &t, entries)
         if status != WINDOW_NEED_SEGMENT:
+            if status == WINDOW_BEYOND and t.behind_room:
+                _fill_with_holes(&t, entries)
             return t.count, t.at
         window.need(t.at)
 

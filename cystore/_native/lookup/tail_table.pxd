@@ -16,6 +16,8 @@ cdef struct tail_queue:
     int64_t count
     int64_t room
     uint8_t* entries
+    bint jumped                 # the last entry does not continue the one before it
+    int64_t jumped_from         # queue offset behind the entry before it
 
 cdef struct tail_state:
     pthread_mutex_t lock

@@ -35,6 +35,7 @@ cdef enum:
     MOST = 4194304          # entries: 80 MiB. The 64 MiB of log that may be undispatched have fewer
     FIRST_ROOM = 32         # entries of a queue
     PIECE_BYTES = 4194304   # of log in one walk under the lock
+    JUMP_MOST = 1048576     # offsets that a record may leave out and that its queue did not give
     DROP_AT = 4096          # new entries that make a pass over all queues worth its cost
 
 ENTRIES_MAX = MOST
@@ -73,6 +74,7 @@ cdef void _drop_dispatched(tail_state* t, control_block* block) noexcept nogil:
         t.total -= drop
         q.first += drop
         q.count -= drop
+        q.jumped = q.jumped and q.jumped_from >= q.first
         if q.count == 0:
             free(q.entries)
             memset(q, 0, sizeof(tail_queue))
@@ -122,9 +124,10 @@ cdef bint _make_room(tail_state* t, uint32_t slot, int64_t count) noexcept nogil
     return True
 
 
-cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_view* v,
-              int64_t number) noexcept nogil:
-    """Adds the entry that dispatch will make of the record at `t.reached`, and hole entries for the offsets before."""
+cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_view* v, int64_t number,
+              bint is_light) noexcept nogil:
+    """Adds the entry that dispatch will make of the record at `t.reached`, and hole entries for the offsets before. A
+    jump that the queue's next record contradicts is taken back: no checksum of RocketMQ's format covers the number."""
     cdef tail_queue* q
     cdef derived found
     cdef int64_t first, place
@@ -138,12 +141,20 @@ cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_v
             first = min(load_i64(&control_slot(block, slot).dispatched), first)
     place = number - first
     if place < q.count:
-        return RECORD_OK  # dispatch skips such a record
+        if not q.jumped or number < q.jumped_from:
+            return RECORD_OK  # dispatch skips such a record
+        t.total -= first + q.count - q.jumped_from
+        q.count = q.jumped_from - first
+        q.jumped = False
+    if place - q.count > JUMP_MOST and number >= load_i64(&control_slot(block, slot).next):
+        return RECORD_OK  # the queue did not give that offset
     if place - q.count >= t.most - t.total:
         return TAIL_FULL
     if not _make_room(t, slot, place + 1):
         return TAIL_NO_MEMORY
     q.first = first
+    q.jumped = place > q.count and not is_light
+    q.jumped_from = first + q.count
     queue_put_holes(q.entries + q.count * <int64_t>QUEUE_ENTRY_BYTES, place - q.count)
     derive_begin(v, NULL, 0, &found)
     queue_put(q.entries + place * <int64_t>QUEUE_ENTRY_BYTES, t.reached, v.total_size, found.tags_code)
@@ -159,25 +170,26 @@ cdef int _add_all(tail_state* t, control_block* block, const record_view* v) noe
     cdef queue_entry* entry = control_find_queue(block, v.topic, v.topic_len, v.queue_id)
     cdef int status = RECORD_OK
     if entry != NULL:
-        status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), v, v.queue_offset)
+        status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), v, v.queue_offset, False)
     if status != RECORD_OK or not light_begin(v, &light):
         return status
     while status == RECORD_OK and light_next(&light, &place):
         entry = control_find_queue(block, place.name, place.name_len, 0)
         if entry != NULL and place.queue_offset >= load_i64(&entry.dispatched):
-            status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), v, place.queue_offset)
+            status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), v,
+                          place.queue_offset, True)
     return status
 
 
 cdef int _walk(tail_state* t, control_block* block, log_window* window, uint32_t slot, int64_t offset,
                int64_t upto) noexcept nogil:
-    """Continues the walk until the queue's entries reach `upto`: RECORD_OK. Or returns TAIL_PIECE, or the status that
-    stopped it, such as WINDOW_BEYOND at the log's end."""
+    """Continues the walk until the queue's entries reach `upto`, and their end is no jump: RECORD_OK. Or returns
+    TAIL_PIECE, or the status that stopped it, such as WINDOW_BEYOND at the log's end."""
     cdef record_view v
     cdef const uint8_t* p
     cdef int64_t until = t.reached + PIECE_BYTES
     cdef int status
-    while not (_has(t, slot, offset) and _has(t, slot, upto - 1)):
+    while not (_has(t, slot, offset) and _has(t, slot, upto - 1)) or t.queues[slot].jumped:
         if slot < t.queue_room and t.queues[slot].count and offset < t.queues[slot].first:
             return WINDOW_BEYOND  # the earlier entries were dropped
         if t.reached >= until:

@@ -288,13 +288,14 @@ class Dispatcher:
     def _fill_gap(self) -> None:
         """The records between the queue's last one and this one are lost: they were inside a hole, or below the
         minimum, or in a tail that was given up. Or this record's queue offset is wrong. Then the record is damaged; if
-        it is the offset in a light queue, only that queue goes without the record."""
+        it is the offset in a light queue, or if another record may be the wrong one, only that queue goes without the
+        record."""
         slot, wanted, light = self._kernel.slot, self._kernel.wanted, self._kernel.in_light_queue
         queue = self._queues.get(slot)
         expected = queue.max_offset
         record = self._record(self._kernel.position)
-        problem = self._jumps.problem(queue, record, expected, wanted, light=light)
-        if not problem:
+        judged = self._jumps.judge(queue, record, expected, wanted, light=light)
+        if not judged.problem:
             log.warning(
                 "%s/%d: no records for queue offsets %d to %d",
                 queue.topic,
@@ -306,9 +307,9 @@ class Dispatcher:
             return
         reason = (
             f"queue offset {wanted} of {queue.topic}/{queue.queue_id}, where {expected} is next, is "
-            f"impossible: {problem}"
+            f"impossible: {judged.problem}"
         )
-        if light:
+        if light or not judged.certain:
             log.error("%s: the record at %d: %s", self._commit_log.files.root, self._kernel.position, reason)
             self._kernel.leave_out()
         else:

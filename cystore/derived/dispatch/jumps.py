@@ -2,19 +2,25 @@
 lost. But RocketMQ's checksum does not cover queue offsets: one flipped bit makes a jump, too. If dispatch believes it,
 the intact records behind get no entries.
 
-A queue offset is called wrong only if that is certain: the queue never gave it, or the log has no room for the records
-before it, or the queue's next records contradict it and no known loss explains the jump.
+A record is called damaged only if that is certain: the queue never gave the offset, or the log has no room for the
+records before it, or most of the queue's next four records contradict it.
+
+It is left out of its queue, but not called damaged, if the queue's next record has an offset of the jump, too: then
+one of the two is wrong. One fault makes this record wrong. For the other to be wrong, the records between must be
+lost, and nothing is known of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from cystore._native.lookup import sequence
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
+from cystore.derived.dispatch.resume import DamageSearch
 from cystore.derived.files.consume_queue import ConsumeQueue
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.given_up_offsets import BELIEVED_GAP, GivenUp
@@ -24,6 +30,9 @@ from cystore.system.threads.reentry import undisturbed
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 NO_ROOM = "the log has no room for the records between"
 FOLLOWERS = 4  # next records of the queue that are asked
+DAMAGES_MAX = 8  # damaged ranges of the log that the search for them steps over
+FAR_BYTES = 4 << 20  # of log searched for them; some 3 ms
+NEAR_BYTES = 256 << 10  # the same behind damage, in which every queue may have lost records
 
 
 def contradicted(
@@ -48,6 +57,22 @@ def continued(expected: int, found: int, followers: Sequence[int], *, votes: int
     ]
 
 
+def repeated(expected: int, found: int, followers: Sequence[int]) -> bool:
+    """Whether the queue's next record has an offset that cannot stand behind `found`."""
+    return any(expected <= number <= found for number in followers[:1])
+
+
+class Judgement(NamedTuple):
+    """Why a queue offset is wrong; empty: it is believed. `certain`: the record is damaged. Otherwise another one may
+    be, and this one gets no entry in the queue."""
+
+    problem: str = ""
+    certain: bool = True
+
+
+BELIEVED = Judgement()
+
+
 class JumpCheck:
     """The check of one store's dispatcher. `loaded` are slots of queues that dispatch itself entered in the table: no
     append counts their `next`."""
@@ -56,31 +81,38 @@ class JumpCheck:
         self._control, self._commit_log, self._given_up = control, commit_log, given_up
         self.loaded: set[int] = set()
 
-    def problem(self, queue: ConsumeQueue, record: Message, expected: int, found: int, *, light: bool) -> str:
-        """Says why the queue offset `found` of a record is wrong; empty if it is believed. `light`: it is an offset in
-        a light queue."""
+    def judge(
+        self, queue: ConsumeQueue, record: Message, expected: int, found: int, *, light: bool
+    ) -> Judgement:
+        """Judges the queue offset `found` of a record where `expected` is next. `light`: it is an offset in a light
+        queue."""
         position = record.physical_offset
         least_bytes = (found - expected) * RECORD_SIZE_MIN
         if self._given_up().explains((queue.topic, queue.queue_id), expected, found):
-            return ""
+            return BELIEVED
         has_files = queue.has_files()
         last_end = queue.end_of_last_record() if has_files else 0
         has_room = least_bytes <= position - last_end
         if record.record_format == "cystore":  # the checksum covers the number
             believed = not has_files or has_room or found - expected <= BELIEVED_GAP
-            return "" if believed else NO_ROOM
+            return BELIEVED if believed else Judgement(NO_ROOM)
         if queue.slot not in self.loaded and found >= (following := self._next(queue.slot)):
-            return f"the queue gave no offset from {following} on"
+            return Judgement(f"the queue gave no offset from {following} on")
         if least_bytes > position:
-            return NO_ROOM
-        if least_bytes <= self._lost_bytes(last_end, position):
-            return ""
-        followers = self._followers(queue, position + record.size_bytes, expected)
-        votes, slack = (3, 1) if has_room else (2, 0)
-        if not has_room and not self._lost_bytes(0, position):
+            return Judgement(NO_ROOM)
+        explained = least_bytes <= self._lost_bytes(last_end, position)
+        followers = self._followers(
+            queue, position + record.size_bytes, expected, NEAR_BYTES if explained else FAR_BYTES
+        )
+        problem = f"the next records have {followers}"
+        votes, slack = (3, 1) if has_room or explained else (2, 0)
+        if not has_room and not explained and not self._lost_bytes(0, position):
             votes = max(min(votes, len(followers)), 1)
-        wrong = (continued if light else contradicted)(expected, found, followers, votes=votes, slack=slack)
-        return f"the next records have {followers}" if wrong else ""
+        if (continued if light else contradicted)(expected, found, followers, votes=votes, slack=slack):
+            return Judgement(problem)
+        if not explained and not light and repeated(expected, found, followers):
+            return Judgement(problem, certain=False)
+        return BELIEVED
 
     def _next(self, slot: int) -> int:
         """The queue offset of a queue's next message. Whoever enters the append lock counts the records that a killed
@@ -98,8 +130,28 @@ class JumpCheck:
         damaged = self._commit_log.damaged_ranges.within(minimum, end)
         return minimum - begin + sum(min(last, end) - max(first, minimum) for first, last in damaged.ranges())
 
-    def _followers(self, queue: ConsumeQueue, position: int, least: int) -> list[int]:
+    def _followers(self, queue: ConsumeQueue, position: int, least: int, look_ahead: int) -> list[int]:
+        """The offsets of the queue's next records, over damage."""
         control, log = self._control, self._commit_log
-        window = LogWindow(log.segment_for, log.damaged_ranges.ranges())
-        minimum, wrote, name = control.min_physical_offset, control.wrote, queue.topic.encode()
-        return sequence.next_offsets(window, minimum, wrote, position, name, queue.queue_id, least, FOLLOWERS)
+        minimum, end = control.min_physical_offset, min(control.wrote, position + look_ahead)
+        found: list[int] = []
+        for _ in range(DAMAGES_MAX):
+            window = LogWindow(log.segment_for, log.damaged_ranges.ranges())
+            more, position = sequence.next_offsets(
+                window,
+                minimum,
+                end,
+                position,
+                queue.topic.encode(),
+                queue.queue_id,
+                least,
+                FOLLOWERS - len(found),
+            )
+            found += more
+            if len(found) == FOLLOWERS or position >= end:
+                break
+            search = DamageSearch(log, position, "damaged")
+            while not search.step(end):
+                pass
+            position = search.end
+        return found

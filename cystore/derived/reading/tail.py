@@ -85,7 +85,7 @@ class TailReader:
             position = dispatched
         out = MappedFile.anonymous(queue_offset * ENTRY_BYTES, room * ENTRY_BYTES)
         count, reached = kernel.entries_into(out, window, minimum, wrote, position, *queue)
-        if count == 0:
+        if count == 0 and reached >= wrote:
             self._remember(queue, queue_offset, reached)
         return out, count, reached
 

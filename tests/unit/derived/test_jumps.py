@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import pytest
 
+import cystore
+from cystore.cli.program import main
 from cystore.derived.dispatch import jumps
 from tests.support.damage.wrong_records import (
+    damage,
     flip,
     open_rocketmq,
     read_record,
@@ -50,6 +53,90 @@ def test_the_rule_of_a_light_queue():
     assert not jumps.continued(4, 42, [10, 12, 20, 43])  # copies of older records
     assert not jumps.continued(10, 11, [11, 12, 13, 14])
     assert jumps.continued(10, 11, [11, 12], votes=2, slack=0)
+
+
+def test_the_rule_of_an_offset_that_the_next_record_has_too():
+    assert jumps.repeated(10, 11, [11, 12, 13, 14])
+    assert jumps.repeated(10, 14, [11])
+    assert not jumps.repeated(10, 11, [12, 13])
+    assert not jumps.repeated(10, 11, [])
+
+
+def written(store: cystore.MessageStore) -> list[cystore.PutResult]:
+    """By turns in queue 0 and 1."""
+    return [store.put("T", b"%d" % n, queue_id=n % 2) for n in range(COUNT)]
+
+
+def others(struck: int, queue_id: int = 0) -> dict[int, bytes]:
+    """What a queue must serve."""
+    return {n // 2: b"%d" % n for n in range(queue_id, COUNT, 2) if n != struck}
+
+
+def test_a_jump_by_one_between_records_of_other_queues_takes_no_place(tmp_path):
+    """Seen: the record was entered at the next record's offset, and that one was not served."""
+    struck = 20  # queue offset 10; says 11 then
+    with open_rocketmq(tmp_path / "s") as store:
+        puts = written(store)
+        flip(tmp_path / "s", puts[struck], "queue_offset", 0)
+        assert served(store, "T") == others(struck) and served(store, "T", 1) == others(struck, 1)
+        assert not store.stats()["holes"]  # perhaps the other record is wrong
+        assert store.read(puts[struck].physical_offset).body == b"20"
+    (found,) = (each for each in damage(tmp_path / "s") if each.kind == "record")
+    assert found.begin == puts[struck].physical_offset
+    with open_rocketmq(tmp_path / "s") as store:
+        assert served(store, "T") == others(struck) and served(store, "T", 1) == others(struck, 1)
+
+
+@pytest.mark.parametrize("bit", [0, 2, 4, 20, 40])
+@pytest.mark.parametrize("struck", [0, 20, COUNT - 6])
+def test_a_queue_is_healed_of_all_but_the_wrong_record(tmp_path, struck, bit):
+    """Seen: healing made hole entries up to the wrong queue offset."""
+    with open_rocketmq(tmp_path / "s") as store:
+        puts = written(store)
+        store.dispatch()
+        flip(tmp_path / "s", puts[struck], "queue_offset", bit)
+        (tmp_path / "s" / "consumequeue" / "T" / "0" / f"{0:020d}").unlink()
+        with open_rocketmq(tmp_path / "s") as other:
+            assert served(other, "T") == others(struck)
+
+
+@pytest.mark.parametrize("bit", [0, 2, 4, 20, 40])
+@pytest.mark.parametrize("struck", [0, 20, COUNT - 6])
+def test_a_reader_that_may_not_dispatch_is_served_all_but_the_wrong_record(tmp_path, struck, bit):
+    """Seen: it was sent behind the wrong queue offset."""
+    with open_rocketmq(tmp_path / "s") as store:
+        puts = written(store)
+        flip(tmp_path / "s", puts[struck], "queue_offset", bit)
+        with open_rocketmq(tmp_path / "s", read_only=True) as reader:
+            assert served(reader, "T") == others(struck)
+            got = reader.get("T", 0, 0, COUNT)
+            assert [bytes(message.body) for message in got.messages] == list(others(struck).values())
+
+
+@pytest.mark.parametrize("bit", [0, 4])
+def test_a_rebuilt_queue_has_all_but_the_wrong_record(tmp_path, bit):
+    struck = 20
+    with open_rocketmq(tmp_path / "s") as store:
+        puts = written(store)
+    flip(tmp_path / "s", puts[struck], "queue_offset", bit)
+    main(["rebuild", str(tmp_path / "s")])
+    with open_rocketmq(tmp_path / "s") as store:
+        assert served(store, "T") == others(struck) and served(store, "T", 1) == others(struck, 1)
+
+
+@pytest.mark.parametrize("struck", [COUNT - 4, 20])
+def test_a_rebuild_calls_no_record_damaged_whose_place_another_one_took(tmp_path, struck):
+    """Seen: the last record of each of the two queues was called damaged."""
+    with open_rocketmq(tmp_path / "s") as store:
+        puts = written(store)
+    flip(tmp_path / "s", puts[struck], "queue_id", 0)  # takes the place of the record behind it
+    main(["rebuild", str(tmp_path / "s")])
+    with open_rocketmq(tmp_path / "s") as store:
+        assert not store.stats()["holes"]
+        assert served(store, "T") == others(struck)
+        found = served(store, "T", 1)
+        assert {n: found[n] for n in others(struck + 1, 1)} == others(struck + 1, 1)
+        assert store.read(puts[struck + 1].physical_offset).body == b"%d" % (struck + 1)
 
 
 @pytest.mark.parametrize("bit", [0, 4, 20, 40, 62])
