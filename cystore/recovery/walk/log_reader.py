@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +131,7 @@ class LogReader:
     def short(self) -> tuple[tuple[int, int], ...]:
         """(base, length) of the files that are too short."""
         return tuple(
-            (base, length) for base, length in sorted(self.lengths.items()) if length < self.file_bytes
+            sorted((base, length) for base, length in self.lengths.items() if length < self.file_bytes)
         )
 
     def path(self, base: int) -> Path:
@@ -163,14 +165,26 @@ class LogReader:
             self._folders[place] = folders.open_folder(place)
         return self._folders[place].fd
 
+    @cached_property
+    def _runs(self) -> tuple[list[int], list[int]]:
+        """Begins and ends of the runs of files: in a run they follow each other, all in one folder."""
+        begins: list[int] = []
+        ends: list[int] = []
+        places, end, place = self._places, -1, None
+        for base in self.bases:
+            if base != end or (places and places.get(base) != place):
+                begins.append(base)
+                ends.append(base)
+                place = places.get(base)
+            end = ends[-1] = base + self.file_bytes
+        return begins, ends
+
     def read_files_into(self, base: int, buffer: bytearray) -> int:
         """Fills `buffer` with whole consecutive files from `base` on; returns the number of bytes. 0 if the first one
         has to be read by itself, for its error."""
-        count, most = 0, len(buffer) // self.file_bytes
-        while count < most and (at := base + count * self.file_bytes) in self.lengths:
-            if self._place(at) != self._place(base):
-                break
-            count += 1
+        begins, ends = self._runs
+        at = bisect_right(begins, base) - 1
+        count = min(max(ends[at] - base, 0) if at >= 0 else 0, len(buffer)) // self.file_bytes
         try:
             folder = self._opened_folder(base)
         except OSError:
