@@ -115,7 +115,10 @@ def test_holes_are_listed(command, store_path):
     (hole,) = info(command, store_path)["holes"]
     assert (hole["begin"], hole["end"]) == (puts[10].physical_offset, puts[11].physical_offset)
     assert (store_path / "quarantine" / hole["copy"]).exists()
-    assert "holes: 1\n" in command.ok("info", store_path)
+    (lost,) = info(command, store_path)["given_up"]
+    assert lost["end"] - lost["begin"] == 1
+    text = command.ok("info", store_path)
+    assert "holes: 1\n" in text and "queue offsets whose messages are lost:\n" in text
 
 
 @pytest.mark.sampled(4)
