@@ -3,11 +3,11 @@ lost. But RocketMQ's checksum does not cover queue offsets: one flipped bit make
 the intact records behind get no entries.
 
 A record is called damaged only if that is certain: the queue never gave the offset, or the log has no room for the
-records before it, or most of the queue's next four records contradict it.
+records before it, or most of the queue's next four records contradict it and no known loss explains it.
 
 It is left out of its queue, but not called damaged, if the queue's next record has an offset of the jump, too: then
 one of the two is wrong. One fault makes this record wrong. For the other to be wrong, the records between must be
-lost, and nothing is known of that.
+lost. If there is damage that may have taken these, two records must speak against the jump.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def continued(expected: int, found: int, followers: Sequence[int], *, votes: int
     ]
 
 
-def repeated(expected: int, found: int, followers: Sequence[int]) -> bool:
-    """Whether the queue's next record has an offset that cannot stand behind `found`."""
-    return any(expected <= number <= found for number in followers[:1])
+def repeated(expected: int, found: int, followers: Sequence[int], *, votes: int = 1) -> bool:
+    """Whether the queue's next record, or each of the next `votes`, has an offset that cannot stand behind `found`."""
+    some = list(followers[:votes])
+    return len(some) == votes and expected <= some[0] and some[-1] <= found and some == sorted(set(some))
 
 
 class Judgement(NamedTuple):
@@ -109,8 +110,10 @@ class JumpCheck:
         if not has_room and not explained and not self._lost_bytes(0, position):
             votes = max(min(votes, len(followers)), 1)
         if (continued if light else contradicted)(expected, found, followers, votes=votes, slack=slack):
-            return Judgement(problem)
-        if not explained and not light and repeated(expected, found, followers):
+            return Judgement(problem, certain=not explained)
+        # Compaction copies records of a light queue behind those that were removed.
+        votes = 1 if not explained else FOLLOWERS if light else 2
+        if repeated(expected, found, followers, votes=votes):
             return Judgement(problem, certain=False)
         return BELIEVED
 

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any, NamedTuple
 
 from cystore._native.scan import log_walk
+from cystore.derived.dispatch.jumps import repeated
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.removed_queues import Removed
@@ -22,6 +23,7 @@ from cystore.recovery.walk.queue_reader import QueueReader
 from cystore.value_class import value_class
 
 LOOK_AHEAD_RECORDS = 100_000
+NEAR_RECORDS = 200  # the same behind damage, in which every queue may have lost records
 FOLLOWERS = 4
 DAMAGES_MAX = 8  # damaged ranges of the log that the search for them steps over
 EVERYTHING = 1 << 62
@@ -223,8 +225,12 @@ class LogPass(LogVisitor):
                 scanner.accept()
                 return None
         reason = f"queue offset {record.queue_offset} where {expected} is next"
+        by_damage = possible and rules.explained_by_damage(gap, scanner.swallowed_since(slot))
+        if by_damage and self._is_misplaced(record, expected):
+            scanner.leave_out(lost=True)
+            return None
         explained = (possible and gap > 0) and (
-            rules.explained_by_damage(gap, scanner.swallowed_since(slot))
+            by_damage
             or self._about.given_up.explains(record.key, expected, record.queue_offset)
             or self._holes_stand_for(record, expected)
         )
@@ -284,7 +290,18 @@ class LogPass(LogVisitor):
         # One record can be in another queue because its queue id is wrong; several cannot.
         return right > wrong or (not followers and found == expected + 1)
 
-    def _next_of_queue(self, record: StoppedRecord) -> list[int]:
+    def _is_misplaced(self, record: StoppedRecord, expected: int) -> bool:
+        """Whether the next records of the queue speak against a jump that damage explains: then the record gets no
+        entry."""
+        if rules.header_is_proven(record.magic) or self.scanner.in_light_queue or not self._about.trusted:
+            return False
+        target = entry_target(self._reader, self._about.queues.get(record.key), record.queue_offset)
+        if target is not None and target.begin == record.position:
+            return False
+        followers = self._next_of_queue(record, look_ahead=NEAR_RECORDS)
+        return repeated(expected, record.queue_offset, followers, votes=2)
+
+    def _next_of_queue(self, record: StoppedRecord, look_ahead: int = LOOK_AHEAD_RECORDS) -> list[int]:
         """Queue offsets of the next records of the same queue, over damage."""
         offsets: list[int] = []
         at, end, count = record.position + record.size, self._durable_end(), 0
@@ -294,7 +311,7 @@ class LogPass(LogVisitor):
                 plain = takes_queue_offset(found["sys_flag"])
                 if plain and (found["topic"].decode(), found["queue_id"]) == record.key:
                     offsets.append(int(found["queue_offset"]))
-                if count == LOOK_AHEAD_RECORDS or len(offsets) == FOLLOWERS:
+                if count == look_ahead or len(offsets) == FOLLOWERS:
                     return offsets
             resumed = self._finder.find(at + 1, end) if at + 1 < end else None
             if resumed is None:

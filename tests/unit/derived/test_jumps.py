@@ -60,6 +60,9 @@ def test_the_rule_of_an_offset_that_the_next_record_has_too():
     assert jumps.repeated(10, 14, [11])
     assert not jumps.repeated(10, 11, [12, 13])
     assert not jumps.repeated(10, 11, [])
+    assert jumps.repeated(10, 12, [10, 11], votes=2)
+    assert not jumps.repeated(10, 12, [10, 13], votes=2)
+    assert not jumps.repeated(10, 12, [12], votes=2)
 
 
 def written(store: cystore.MessageStore) -> list[cystore.PutResult]:
@@ -122,6 +125,36 @@ def test_a_rebuilt_queue_has_all_but_the_wrong_record(tmp_path, bit):
     main(["rebuild", str(tmp_path / "s")])
     with open_rocketmq(tmp_path / "s") as store:
         assert served(store, "T") == others(struck) and served(store, "T", 1) == others(struck, 1)
+
+
+def test_damage_explains_no_jump_that_two_records_speak_against(tmp_path):
+    """Seen: damage had taken a record of another queue, so the jump was believed, and the next records were not
+    served."""
+    path = tmp_path / "s"
+    with open_rocketmq(path) as store:
+        lost = store.put("U", b"u" * 300)
+        puts = [store.put("T", b"%d" % n, queue_id=n // 2) for n in range(4)]
+        record = read_record(path, lost)
+        record[90] ^= 1  # its body
+        write_record(path, lost, record)
+        flip(path, puts[1], "queue_id", 0)  # claims queue offset 1 of queue 1
+        assert served(store, "T", 1)[0] == b"2"
+    main(["rebuild", str(path)])
+    with open_rocketmq(path) as store:
+        assert served(store, "T", 1)[0] == b"2"
+
+
+def test_an_offset_in_a_light_queue_that_the_next_record_has_too_is_left_out(tmp_path):
+    """Seen: three of the next records had to speak against it, and a queue with fewer lost them."""
+    path = tmp_path / "s"
+    with open_rocketmq(path) as store:
+        puts = []
+        for n in range(4):
+            puts.append(store.put("T", b"%d" % n, properties={"INNER_MULTI_DISPATCH": A}))
+            store.put("U", b"u")
+        set_light_offset(path, puts[1], b"2")
+        assert served(store, A) == {0: b"0", 2: b"2", 3: b"3"}
+        assert served(store, "T") == {n: b"%d" % n for n in range(4)}
 
 
 @pytest.mark.parametrize("struck", [COUNT - 4, 20])
