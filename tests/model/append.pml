@@ -67,6 +67,7 @@ bool crashed;
 byte puts[2];                             /* begun by each writer; one that was killed is not repeated */
 byte published[SLOTS];                    /* what stands in a slot since `wrote` passed it */
 bool told[NAMES], told_durable[NAMES];    /* the put returned; it returned after a sync */
+bool halved;                              /* a power cut took one record of the batch */
 bool broken;                              /* an owner of the append lock died, and nobody has finished the repair */
 
 hidden byte i;                            /* of loops within one step */
@@ -407,10 +408,18 @@ inline recover() {                        /* recovery/, attach._finish */
         assert(!told_durable[i] || seen & (1 << i));
         assert(power || !told[i] || seen & (1 << i))
     }
-    assert(power || (seen >> 2 & 1) == (seen >> 3 & 1));      /* of a batch all or none */
+    assert(power || halved || (seen >> 2 & 1) == (seen >> 3 & 1));    /* of a batch all or none */
     for (i : 0 .. SLOTS - 1) {
         assert(power || published[i] == EMPTY || published[i] == cache[i])
     }
+    if
+    :: power ->                           /* later recoveries do not find what this power cut took */
+        halved = halved || (seen >> 2 & 1) != (seen >> 3 & 1);
+        for (i : 2 .. NAMES - 1) {
+            told[i] = told[i] && (seen >> i & 1)
+        }
+    :: else
+    fi;
     i = end;
     do                                    /* ZeroLog; durable before anything is appended */
     :: i < SLOTS -> cache[i] = EMPTY; disk[i] = EMPTY; dirty[i] = false; i++
