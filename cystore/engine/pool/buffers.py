@@ -163,8 +163,11 @@ class BufferPool:
             if taken.base == base:
                 try:
                     return self._map(base, taken.name)
-                except FileNotFoundError as error:
-                    if base + self._file_bytes <= self._control.wrote:
+                except OSError as error:
+                    if (
+                        isinstance(error, FileNotFoundError)
+                        and base + self._file_bytes <= self._control.wrote
+                    ):
                         return None  # it was given back meanwhile
                     raise sorted_error(error, self.folder / taken.name) from error
         return None

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 from pathlib import Path
+from typing import NamedTuple
 
+from cystore._native.record.record import parse
 from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
 from cystore.engine.files.log_folders import log_paths, make_segment, segment_path
@@ -23,6 +26,9 @@ from cystore.system.ranges import file_ranges
 log = logging.getLogger("cystore")
 
 PIECE_BYTES = 1 << 20
+SIZE = struct.Struct(">i")  # of a record, at its begin
+WHOLE = "ok"
+IDENTITY = ("topic", "queue_id", "queue_offset", "store_timestamp")
 ENABLE = "transient_store_pool_enable"
 
 
@@ -107,26 +113,123 @@ def _replay(root: Path, folder: Path, taken: Taken, minimum: int, config: StoreC
             target = make_segment(root, taken.base, length, config)
         file_ranges.extend(target, length)
         with files.opened(target, os.O_RDWR) as segment:
+            both = _Both(taken.base, length, buffer, source, segment, target)
             for at in range(taken.begin - taken.base, length, PIECE_BYTES):
                 count = min(PIECE_BYTES, length - at)
-                there = files.pread_full(buffer, at, count, source)
-                if not there.strip(b"\0"):
+                there, here = both.read(at, count)
+                if here == there or not there.strip(b"\0"):
                     continue
-                here = files.pread_full(segment, at, count, target)
-                if here == there:
-                    continue
-                if not _fits(here, there):
-                    raise StoreFormatError(
-                        f"the log was written by a program that did not know the pool: its bytes from here on differ "
-                        f"from those of {source}, which a crash left. Move that folder away to open the store without "
-                        "them",
-                        path=target,
-                        offset=taken.base + at,
-                    )
-                file_ranges.write_open(segment, at, there, target)
-                copied += here.count(0) - there.count(0)
+                if here.strip(b"\0"):  # the last commit ended in this piece, or a bit flipped
+                    copied += both.settle(both.record_before(taken.begin - taken.base, at))
+                    break
+                copied += both.copy(at, there, here)
             files.sync(segment, target)
     return copied
+
+
+class _Record(NamedTuple):
+    """An intact record. RocketMQ's checksum is of the body only, so records of one `identity` may differ."""
+
+    data: bytes
+    identity: tuple[object, ...]
+
+
+NONE = _Record(b"", ())
+
+
+class _Both(NamedTuple):
+    """A buffer and its segment, open."""
+
+    base: int
+    length: int
+    buffer: int
+    source: Path
+    segment: int
+    target: Path
+
+    def read(self, at: int, count: int) -> tuple[bytes, bytes]:
+        """The bytes of the buffer and of the segment."""
+        there = files.pread_full(self.buffer, at, count, self.source)
+        return there, files.pread_full(self.segment, at, count, self.target)
+
+    def copy(self, at: int, there: bytes, here: bytes) -> int:
+        """Writes bytes of the buffer to the segment; returns how many of them it did not have."""
+        file_ranges.write_open(self.segment, at, there, self.target)
+        return here.count(0) - there.count(0)
+
+    def record_before(self, begin: int, at: int) -> int:
+        """The begin of the record that has the byte at `at`, or of a damaged one before it. `begin` is the begin of a
+        record."""
+        piece, of = b"", begin
+        while begin < at:
+            if begin + SIZE.size > of + len(piece):
+                piece, of = (
+                    files.pread_full(self.buffer, begin, min(PIECE_BYTES, at - begin), self.source),
+                    begin,
+                )
+                if len(piece) < SIZE.size:
+                    break
+            size = SIZE.unpack_from(piece, begin - of)[0]
+            if size <= 0 or begin + size > at:
+                break
+            begin += size
+        return begin
+
+    def settle(self, at: int) -> int:
+        """Copies the records from `at` on. A record that is damaged in the buffer, and intact in the segment, stays:
+        it was committed, and may be durable."""
+        copied = 0
+        while at < self.length:
+            here = self._record(self.segment, self.target, at)
+            there = self._record(self.buffer, self.source, at)
+            if here is None and there is None:
+                break
+            if here is None and there is not None:
+                before = files.pread_full(self.segment, at, len(there.data), self.target)
+                copied += self.copy(at, there.data, before)
+            elif here is not None and (there is None or here.identity == there.identity):
+                if there is None or here.data != there.data:
+                    log.warning(
+                        "%s: the record at %d is damaged in the pool's buffer that a crash left; the segment has it",
+                        self.target, self.base + at,
+                    )  # fmt: skip
+            else:
+                raise self._foreign(at)
+            at += len((here or there or NONE).data)
+        return copied + self._copy_rest(at)
+
+    def _copy_rest(self, at: int) -> int:
+        """Copies what is no record: a blank, or damage, which recovery reports."""
+        copied = 0
+        for piece in range(at, self.length, PIECE_BYTES):
+            there, here = self.read(piece, min(PIECE_BYTES, self.length - piece))
+            if here == there:
+                continue
+            if not _fits(here, there):
+                raise self._foreign(piece)
+            copied += self.copy(piece, there, here)
+        return copied
+
+    def _record(self, fd: int, path: Path, at: int) -> _Record | None:
+        """The intact record there; None without one."""
+        if at + SIZE.size > self.length:
+            return None
+        (size,) = SIZE.unpack(files.pread_full(fd, at, SIZE.size, path))
+        if not 0 < size <= self.length - at:
+            return None
+        data = files.pread_full(fd, at, size, path)
+        status, fields = parse(data)
+        if status != WHOLE or fields["physical_offset"] != self.base + at:
+            return None
+        return _Record(data, (size, *(fields[name] for name in IDENTITY)))
+
+    def _foreign(self, at: int) -> StoreFormatError:
+        return StoreFormatError(
+            f"the log was written by a program that did not know the pool: its bytes from here on differ from those of "
+            f"{self.source}, which a crash left. Move that folder away to open the store without them",
+            path=self.target,
+            offset=self.base + at,
+        )
 
 
 def _fits(here: bytes, there: bytes) -> bool:
