@@ -22,6 +22,7 @@ from cystore.layout import FLAGS
 from cystore.services.compact.figures import figures
 from cystore.services.scrub_progress import SLICE_BYTES
 from cystore.system.folders import check_place
+from cystore.system.os_errors import sorted_error
 
 if TYPE_CHECKING:
     from cystore.attachment.waiting_work import Maintenance
@@ -201,7 +202,10 @@ class StoreUpkeep(ABC):
         The manifest keeps its position. Wrong queue entries and extended units of intact records are rewritten. A new
         round begins `pause_ms` after the last one. Raises StoreIOError for unreadable bytes.
         """
-        from cystore.services.scrub import Scrubber
+        try:
+            from cystore.services.scrub import Scrubber
+        except OSError as error:  # no descriptor is left
+            raise sorted_error(error, self._attached().root) from error
 
         parts = self._writable()
         scrubber = Scrubber(

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 import cystore
-from tests.support.process import Process
+from tests.support.process import Failed, Process
 from tests.support.small_stores import SETTINGS
 
 pytestmark = pytest.mark.unsanitized  # about descriptors
@@ -54,6 +54,19 @@ def test_scan_of_many_segments_with_few_descriptors(path):
         assert poor.do("len(store.get('T', 0, 1200).messages)") > 0
         assert poor.do("len(store.query('T', 'k0'))") == 1
         poor.do("store.flush(); store.close()")
+
+
+def test_the_first_scrub_of_a_process_without_descriptors_is_a_typed_error(tmp_path):
+    """Seen: it imports a module, and so raised OSError."""
+    cystore.open(tmp_path / "s", **SMALL).close()
+    with Process() as poor:
+        poor.do(LIMITED, path=str(tmp_path / "s"), settings=SMALL)
+        poor.do("store.put('T', b'x', flush='sync')")
+        poor.do("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 64))")
+        with pytest.raises(Failed, match="StoreResourceError"):
+            poor.do("store.scrub()")
+        poor.do("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))")
+        poor.do("store.scrub(); store.close()")
 
 
 @pytest.mark.slow
