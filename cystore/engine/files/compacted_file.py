@@ -223,6 +223,16 @@ def open_newest(root: Path, known: CompactedFile | None = None) -> CompactedFile
     raise StoreIOError("the compacted files change faster than one can be opened", path=root / FOLDER)
 
 
+def open_file(root: Path, number: int) -> CompactedFile | None:
+    """The file of that number; None without one. Raises StoreError."""
+    try:
+        return _open(root, number)
+    except StoreIOError as error:
+        if not is_missing(error):
+            raise
+        return None
+
+
 def _open(root: Path, number: int) -> CompactedFile:
     path = path_of(root, number)
     with files.opened(path) as fd, files.translated(path):

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cystore._native.memory.control import Control
-from cystore.engine.files.compacted_file import CompactedFile, Header, numbers, open_newest, path_of
+from cystore._native.record.message import Message
+from cystore.engine.files.compacted_file import (
+    CompactedFile,
+    Header,
+    numbers,
+    open_file,
+    open_newest,
+    path_of,
+)
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.compaction_facts import (
     CompactionFacts,
@@ -77,6 +85,7 @@ class InForce:
     def __init__(self, root: Path, control: Control, commit_log: CommitLog, manifest: Manifest) -> None:
         self._root, self._control, self._log, self._manifest = root, control, commit_log, manifest
         self._known: CompactedFile | None = None
+        self._entered: CompactedFile | None = None
         self._lock = os_threads.RLock()
 
     @property
@@ -99,14 +108,40 @@ class InForce:
             return self._known
 
     def forget(self) -> None:
-        """Ends the mapping."""
-        self._known = None
+        """Ends the mappings."""
+        self._known = self._entered = None
 
     def verdict(self) -> Verdict:
         """The file and its standing. The facts and the log's minimum are read first: a turn changes them last."""
         facts, minimum = self.facts(), self._control.min_physical_offset
-        found = self.newest()
+        found = self._trusted(facts.file)
         return Verdict(found, self._standing(found, facts.file, minimum), facts)
+
+    def _trusted(self, known: FileFacts | None) -> CompactedFile | None:
+        """The newest file. If it is not the one in the manifest, a killed turn made it, and the log still has the last
+        record that the turn read; else it is another store's, and the one in the manifest counts."""
+        found = self.newest()
+        if found is None or found.header is None or known is None or found.number <= known.number:
+            return found
+        if self._is_of_this_log(found.header):
+            return found
+        with self._lock:
+            if self._entered is None or self._entered.number != known.number:
+                self._entered = open_file(self._root, known.number)
+            return found if self._entered is None or self._entered.header is None else self._entered
+
+    def _is_of_this_log(self, header: Header) -> bool:
+        """Whether the log has the last record that the turn of a file read."""
+        if not self._control.min_physical_offset <= header.last_record < self._control.wrote:
+            return False
+        try:
+            return self._is_last(self._log.read(header.last_record), header)
+        except (OffsetError, CorruptRecordError):
+            return False
+
+    @staticmethod
+    def _is_last(message: Message, header: Header) -> bool:
+        return (message.body_crc or 0) & 0xFFFFFFFF == header.last_checksum & 0xFFFFFFFF
 
     def _standing(self, found: CompactedFile | None, known: FileFacts | None, minimum: int) -> Standing:
         if found is None:
@@ -138,7 +173,7 @@ class InForce:
             return header.last_record >= control.min_physical_offset
         except CorruptRecordError:
             return False
-        return (last.body_crc or 0) & 0xFFFFFFFF != header.last_checksum & 0xFFFFFFFF
+        return not self._is_last(last, header)
 
     def covered(self, topics: tuple[str, ...]) -> int:
         """The offset up to which cleaning may rely on the file. 0 without one, or unless it is sound and has all of
@@ -196,7 +231,12 @@ class InForce:
         number = -1 if known is None else known.number
         if max(numbers(self._root), default=-1) > number:
             found = self.newest()
-            if found is not None and found.number > number and found.header is not None:
+            if (
+                found is not None
+                and found.number > number
+                and found.header is not None
+                and (known is None or self._is_of_this_log(found.header))
+            ):
                 known = facts_of(found.number, found.header)
         wrote = self._control.wrote  # read last: other processes may append and compact
         if known is not None and wrote < known.covered:

@@ -105,7 +105,7 @@ class Newest:
         try:
             at = file.find(topic, key)
         except CorruptRecordError:
-            mended = self._compactor.in_force.newest()
+            mended = self._compactor.in_force.verdict().file
             if mended is None or mended is file:
                 raise
             self._file = file = mended

@@ -313,6 +313,39 @@ def test_a_foreign_file_with_a_higher_number_takes_nothing_away(tmp_path, conten
     assert aside == ([content] if content else [])
 
 
+@pytest.mark.parametrize("reopened", [False, True])
+def test_the_file_of_another_store_with_a_higher_number_is_not_believed(tmp_path, reopened):
+    """Seen: its values were given, and the next turn kept them instead of the store's own."""
+    with open_small(tmp_path / "another", **EXPIRED) as store:
+        for number in range(300):
+            store.put(TOPIC, b"foreign", keys=[("k", "foreign")[number % 2]])
+        fill_log(store, 60_000)
+        store.compact()
+        (number,) = numbers(tmp_path / "another")
+        foreign = path_of(tmp_path / "another", number).read_bytes()
+    path = tmp_path / "store"
+    store = open_small(path, **EXPIRED)
+    store.put(TOPIC, b"1", keys=["k"])
+    fill_log(store)
+    store.clean()
+    path_of(path, 77).write_bytes(foreign)
+    if reopened:
+        store.close()
+        store = open_small(path, **EXPIRED)
+    with store:
+        for _ in range(2):
+            assert bytes(store.latest(TOPIC, "k").body) == b"1"
+            assert store.latest(TOPIC, "foreign") is None
+            assert found_in(store) == {"k": b"1"}
+            store.put(TOPIC, b"2", keys=["l"])
+            store.flush()
+            store.compact()
+            store.put(TOPIC, b"", keys=["l"])
+            store.flush()
+        assert numbers(path)[-1] > 77
+    assert [one.read_bytes() for one in (path / "quarantine").glob("compacted-*77")] == [foreign]
+
+
 def test_a_compacted_file_behind_a_lost_log_is_kept_aside(tmp_path):
     """The log is as if it had been cut, so its records count no more; a person may still want the file."""
     with open_small(tmp_path, **EXPIRED) as store:
