@@ -11,6 +11,7 @@ from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.files.known_queues import KnownQueues, read_known_queues
 from cystore.derived.files.offsets import QueueOffsets, read_queue_offsets
 from cystore.engine.files.checkpoint import CheckpointFields, read_checkpoint
+from cystore.engine.files.log_folders import check_list_is_there
 from cystore.engine.log.commit_log import MARKER
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
@@ -86,6 +87,7 @@ class _Scan:
         self, root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool, progress: Progress | None
     ) -> None:
         self._root, self._config, self._reader = root, effective_at(config, root), reader
+        check_list_is_there(root, self._config)
         self._abnormal, self._progress = abnormal, progress
         self._warnings: list[str] = []
         self._checkpoint = read_checkpoint(root)

@@ -176,6 +176,18 @@ def _walk_to_folder(folder: int, path: Path) -> Descriptor:
     return reached
 
 
+def mount_of(path: Path) -> bytes:
+    """The mount that a folder is reached through. Two mounts of one file system differ; empty where the system does
+    not say. Raises OSError."""
+    folder = open_folder(path)
+    try:
+        with open_in(_AT_FDCWD, f"/proc/self/fdinfo/{folder.fd}", _FILE_FLAGS) as fd:
+            lines = os.read(fd, 4096).splitlines()
+    except OSError:  # there is no /proc
+        return b""
+    return next((line for line in lines if line.startswith(b"mnt_id")), b"")
+
+
 def inside(path: Path) -> InFolder:
     """A with block that gives (descriptor of the path's parent folder, last part of the path), for calls that take a
     name in a folder. Raises OSError."""

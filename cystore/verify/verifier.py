@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from cystore.config import StoreConfig
+from cystore.engine.files.log_folders import check_list_is_there
 from cystore.engine.manifest.store_settings import effective_at
 from cystore.errors import StoreIOError
 from cystore.recovery.scan import Progress
@@ -44,6 +45,7 @@ def verify(
     minimum offset. Raises StoreFormatError and StoreIOError.
     """
     config = effective_at(config, root)
+    check_list_is_there(root, config)
     if bounds is not None:
         begin = bounds.begin
         yield from _verify_beside(root, config, bounds, minimum or (lambda: begin), progress)

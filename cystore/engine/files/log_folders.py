@@ -233,7 +233,7 @@ def read_listed(root: Path) -> Listed | None:
     path = root / "config" / FILE
     data = files.read_if_there(path) if path.exists() else None
     if not data:  # `make` leaves an empty file if the list was removed under it
-        if path.with_name(f"{FILE}.bak").exists():
+        if files.read_if_there(path.with_name(f"{FILE}.bak")):
             raise StoreFormatError(
                 f"the list of the log's folders is lost; put its last good copy, {FILE}.bak, in its place",
                 path=path,
@@ -333,6 +333,8 @@ def begin_log_folders(root: Path, config: StoreConfig, *, adopt: bool) -> LogFol
                 raise StoreConfigError(
                     "a new folder of the log must be empty, and this one has files of a log", path=path
                 )
+    for name in others:  # nothing is changed if one of them is refused
+        with _held_here(Path(name)) as path:
             _prepare(path, config)
         if marks[name] is None or marks[name] != Mark(known.log_id, str(root)):
             _mark(root, Path(name + NEIGHBOUR), known, fresh=marks[name] is None)
@@ -343,6 +345,53 @@ def begin_log_folders(root: Path, config: StoreConfig, *, adopt: bool) -> LogFol
     for name in left - kept:
         files.remove_tree(Path(name + NEIGHBOUR))
     return LogFolders.of(root)
+
+
+def check_new_folders(root: Path, config: StoreConfig) -> None:
+    """Raises StoreConfigError for a folder that the settings name, that is not in the list yet, and that the next open
+    would refuse. Changes nothing."""
+    listed = read_listed(root)
+    known = {LOG_FOLDER, str(root / LOG_FOLDER), *(() if listed is None else listed.folders)}
+    names = [name for name in config.log_folders() if name not in known]
+    for name in names:
+        if not Path(name).is_dir():
+            raise StoreConfigError(
+                "store_path_commit_log: the folder is missing or is not a directory: make it first",
+                path=Path(name),
+            )
+    own = {LOG_FOLDER, str(root / LOG_FOLDER)}
+    _check_apart(root, names + [name for name in known - own if Path(name).is_dir()])
+    for name in names:
+        path, mark = Path(name), read_mark(Path(name + NEIGHBOUR))
+        ours = mark is not None and (
+            mark.store == str(root) if listed is None else mark.log_id == listed.log_id
+        )
+        if mark is not None and not ours:
+            raise StoreConfigError(
+                f"store_path_commit_log: the folder belongs to the store {mark.store}: name another one",
+                path=path,
+            )
+        if mark is None and sizes_in(path):
+            raise StoreConfigError(
+                "store_path_commit_log: a new folder of the log must be empty, and this one has files of a log",
+                path=path,
+            )
+
+
+def check_list_is_there(root: Path, config: StoreConfig) -> None:
+    """For a process that changes nothing. Raises StoreFormatError if there is no list, and a folder that the settings
+    name has files of this log."""
+    names = [name for name in config.log_folders() if name not in (LOG_FOLDER, str(root / LOG_FOLDER))]
+    if not names or read_listed(root) is not None:
+        return
+    for name in names:
+        mark = read_mark(Path(name + NEIGHBOUR))
+        if mark is not None and mark.store == str(root) and sizes_in(Path(name)):
+            raise StoreFormatError(
+                f"the list of the log's folders is lost, and {name} has files of the log: the next open for writing "
+                "makes the list anew",
+                path=root / "config" / FILE,
+            )
 
 
 def _is_foreign(path: Path) -> bool:
@@ -385,7 +434,7 @@ def _prepare(path: Path, config: StoreConfig) -> None:
     if not config.allow_any_owner:
         ownership.check_folder(neighbour, group)
     with _held_here(neighbour) as held:
-        apart = held.stat().st_dev != path.stat().st_dev
+        apart = held.stat().st_dev != path.stat().st_dev or folders.mount_of(held) != folders.mount_of(path)
     if apart:
         raise StoreConfigError(
             f"a folder of the log must not be a mount point, because its files are made in {neighbour}: name a folder "

@@ -311,6 +311,11 @@ class Manifest:
         if not control.read_only:
             self.update(lambda facts: facts)
 
+    @property
+    def root(self) -> Path:
+        """The directory of the store."""
+        return self._root
+
     def share(self, control: Control) -> None:
         """From now on other processes may attach: `control` is the new control block."""
         if self._durable:

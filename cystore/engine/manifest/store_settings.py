@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore.config import DEFAULTS, EXT_UNIT_FIXED_BYTES, LOG_PATHS, StoreConfig
+from cystore.engine.files.log_folders import check_new_folders
 from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.errors import StoreConfigError, StoreFormatError
 
@@ -223,16 +224,23 @@ def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
             )
     given = {name: value for name, value in changes.items() if value is not None}
     StoreConfig.from_mapping({name: value for name, value in given.items() if name not in LOG_PATHS})
+    if any(name in LOG_PATHS for name in given):
+        check_new_folders(manifest.root, _paths({**manifest.snapshot().settings, **changes}))
 
     def change(facts: Facts) -> Facts:
         merged = {**facts.settings, **changes}
         light = {name: merged[name] for name in LIGHT_QUEUES if merged.get(name) is not None}
         _refuse_one_of_two(StoreConfig.from_mapping(light))
-        paths = StoreConfig.from_mapping({name: merged[name] for name in LOG_PATHS if merged.get(name)})
+        paths = _paths(merged)
         merged |= {name: getattr(paths, name) or None for name in LOG_PATHS}
         return dataclasses.replace(facts, settings={k: v for k, v in merged.items() if v is not None})
 
     manifest.update(change)
+
+
+def _paths(settings: dict[str, Any]) -> StoreConfig:
+    """The settings that name the folders of the log."""
+    return StoreConfig.from_mapping({name: settings[name] for name in LOG_PATHS if settings.get(name)})
 
 
 def sources(config: StoreConfig, facts: Facts) -> dict[str, tuple[Any, str]]:

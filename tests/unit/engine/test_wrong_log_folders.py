@@ -15,6 +15,7 @@ from cystore.cli.program import main
 from cystore.engine.files.segments import file_name
 from tests.support.cleaning import check_cleaned, fill, filled
 from tests.support.disks.log_folders import segments_in, several
+from tests.support.processes.forks import Nursery
 from tests.support.small_stores import open_small
 
 
@@ -89,10 +90,11 @@ def test_a_folder_of_another_store_is_refused(path, others, tmp_path):
             open_small(tmp_path / "second", **more)
     (tmp_path / "old").mkdir()
     shutil.copy(next(others[0].glob("0*")), tmp_path / "old")
-    with open_small(tmp_path / "third") as store:
+    with (
+        open_small(tmp_path / "third") as store,
+        pytest.raises(cystore.StoreConfigError, match="must be empty"),
+    ):
         store.configure(store_path_commit_log=f"commitlog,{tmp_path / 'old'}")
-    with pytest.raises(cystore.StoreConfigError, match="must be empty"):
-        open_small(tmp_path / "third")
 
 
 def test_a_folder_in_another_store_is_refused(path, others, tmp_path):
@@ -185,13 +187,67 @@ def test_folders_in_each_other_are_refused(path, others, place):
     named = place.format(store=path, above=path.parent, other=others[0])
     open_small(path).close()
     Path(named).mkdir(exist_ok=True)
-    with open_small(path) as store:
+    wrong = r"must not contain each other|is the same directory"
+    with open_small(path) as store, pytest.raises(cystore.StoreConfigError, match=wrong):
         store.configure(store_path_commit_log=f"commitlog,{others[0]},{named}")
-    with pytest.raises(cystore.StoreConfigError, match=r"must not contain each other|is the same directory"):
-        open_small(path)
+    with pytest.raises(
+        cystore.StoreError, match=wrong if "{store}" not in place else "in another|not a valid"
+    ):
+        open_small(path.with_name("new"), store_path_commit_log=f"commitlog,{others[0]},{named}")
     shutil.rmtree(others[0] / "below", ignore_errors=True)
     assert main(["config", str(path), "--set", f"store_path_commit_log=commitlog,{others[0]}"]) == 0
     open_small(path).close()
+
+
+@pytest.mark.may_skip("mounting needs root")
+def test_a_folder_that_is_mounted_at_another_path_is_refused(path, others):
+    """The same folder on the same file system, still empty, and its mark is not there."""
+    if os.geteuid():
+        pytest.skip("mounting needs root")
+    mounted = path.parent / "elsewhere" / "one"
+    mounted.mkdir(parents=True)
+    with Nursery(own_mounts=True) as nursery, open_small(path, **several(others)) as store:
+        assert not segments_in(others[0])
+        nursery.do(
+            "check(libc.mount(shown.encode(), at.encode(), None, 4096, None), 'bind')",
+            shown=str(others[0]),
+            at=str(mounted),
+        )
+        assert mounted.samefile(others[0])
+        with pytest.raises(cystore.StoreConfigError, match="must not be a mount point"):
+            open_small(path.with_name("second"), store_path_commit_log=str(mounted))
+        with pytest.raises(cystore.StoreConfigError, match="is the same directory as"):
+            store.configure(store_path_commit_log=f"commitlog,{others[0]},{mounted}")
+        check_cleaned(store, filled(store))
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_setting_that_the_next_open_would_refuse_is_not_saved(path, others, is_open, capsys):
+    """Seen: the command saved it, and ended with an error."""
+    with open_small(path.with_name("another"), **several(others[1:])) as store:
+        filled(store)
+    kept = open_small(path) if is_open else open_small(path).close()
+    (others[0] / "file").write_bytes(b"")
+    named = {
+        path.parent / "nowhere": "missing or is not a directory",
+        others[0] / "file": "missing or is not a directory",
+        others[1]: "belongs to the store",
+        path / "config": "must not contain each other",
+    }
+    for folder, said in named.items():
+        assert main(["config", str(path), "--set", f"store_path_commit_log=commitlog,{folder}"]) == 2
+        assert said in capsys.readouterr().err
+    if kept is not None:
+        with pytest.raises(cystore.StoreConfigError, match="missing"):
+            kept.configure(read_only_commit_log_store_paths=str(path.parent / "nowhere"))
+        kept.close()
+    with open_small(path) as store:
+        assert store.settings.store_path_commit_log in ("", "commitlog")
+        store.configure(store_path_commit_log=f"commitlog,{path / 'commitlog'}")
+    (others[0] / "file").unlink()
+    assert main(["config", str(path), "--set", f"store_path_commit_log=commitlog,{others[0]}"]) == 0
+    with open_small(path) as store:
+        filled(store)
 
 
 def test_a_folder_that_is_replaced_under_a_process_is_noticed(path, others):
@@ -216,6 +272,28 @@ def test_a_lost_list_is_made_again_from_the_marks(path, others, lost):
     if lost != "the list":
         (path / "manifest").unlink()
     with open_small(path, **(several(others) if lost == "both" else {})) as store:
+        check_cleaned(store, put)
+
+
+def test_who_changes_nothing_is_told_that_the_list_is_lost(path, others, capsys):
+    """Seen: a reader saw the segments of the store's own folder, and holes in place of the others."""
+    with open_small(path) as store:
+        store.configure(**several(others))
+    with open_small(path, read_only=True):
+        pass  # there is no list yet, and nothing in the folders
+    with open_small(path) as store:
+        put = filled(store)
+    for name in ("log_folders.json", "log_folders.json.bak"):
+        (path / "config" / name).write_bytes(b"")
+    with pytest.raises(cystore.StoreFormatError, match="the next open for writing makes the list anew"):
+        open_small(path, read_only=True)
+    for command in ("verify", "snapshot"):
+        more = [str(path.parent / "copy")] * (command == "snapshot")
+        assert main([command, str(path), *more]) in (0, 2)
+    assert "makes the list anew" in capsys.readouterr().err
+    with open_small(path) as store:
+        check_cleaned(store, put)
+    with open_small(path, read_only=True) as store:
         check_cleaned(store, put)
 
 
