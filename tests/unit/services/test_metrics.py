@@ -257,7 +257,7 @@ def test_page_and_dashboard_name_the_metrics(path):
     dashboard = json.loads((ROOT / "docs/grafana.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     shown = {name.removesuffix("_bucket") for text in expressions for name in NAME.findall(text)}
-    assert len(expressions) == len(dashboard["panels"]) == 18
+    assert len(expressions) == len(dashboard["panels"]) == 21
     assert shown <= names, shown - names
 
 
