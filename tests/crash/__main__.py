@@ -15,9 +15,10 @@ import tempfile
 from pathlib import Path
 
 from tests.crash import matrix, page
-from tests.crash.faults import FAULTS
+from tests.crash.faults import FAULTS, SHAPED
 
 ROOT = Path(__file__).resolve().parents[2]
+ROWS = (*FAULTS, *SHAPED)
 
 
 def main(arguments: list[str]) -> int:
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
         description="Runs the fault matrix and prints its table.",
         epilog=__doc__,
     )
-    parser.add_argument("faults", nargs="*", help=f"only these rows: {', '.join(f.name for f in FAULTS)}")
+    parser.add_argument("faults", nargs="*", help=f"only these rows: {', '.join(f.name for f in ROWS)}")
     parser.add_argument("--seed", type=int, help="repeats a run (default: a new one, printed)")
     parser.add_argument("--case", type=int, help="only the case with this number")
     parser.add_argument("--count", type=int, help="faults of each row (default: the full count)")
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
         new = [json.loads(path.read_text()) for path in options.add or options.document]
         document.write_text(matrix.document([*before, *new]) + found + by_hand)
         return 0
-    unknown = set(options.faults) - {fault.name for fault in FAULTS}
+    unknown = set(options.faults) - {fault.name for fault in ROWS}
     if unknown:
         parser.error(f"no such row: {', '.join(sorted(unknown))}")
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("cystore").addHandler(logging.NullHandler())  # repairs are what this is about
     shown = sys.stderr.isatty()
     rows = []
-    for fault in FAULTS:
+    for fault in ROWS:
         if options.faults and fault.name not in options.faults:
             continue
         folder = tempfile.mkdtemp(prefix="cystore-crash-")

@@ -15,13 +15,15 @@ import textwrap
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.crash.shapes import PLAIN, Shape, lose_buffers
 
 FAILURES_MAX = 5  # a row ends there: what is broken is known
 MEMORY = Path("/dev/shm")
@@ -42,6 +44,7 @@ class Fault:
     part: int
     run: Callable[[Run], None]
     obstacle: Callable[[], str] = lambda: ""
+    shape: Shape = PLAIN
 
 
 @dataclass
@@ -55,6 +58,17 @@ class Case:
     rng: random.Random
     folder: Path
     faults: int = 1
+    shape: Shape = PLAIN
+    _pool: str = ""
+
+    def begin(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Makes the store of the case if it is not plain. A plain one is made by the first who opens it."""
+        self._pool = self.shape.make(path, settings)
+
+    def lose_memory(self) -> None:
+        """A power cut takes the buffers of a pool away. Nobody has the store open."""
+        if self._pool:
+            lose_buffers(self._pool)
 
     @contextmanager
     def in_memory(self) -> Iterator[Path]:
@@ -111,8 +125,10 @@ class Run:
         until: float | None = None,
         only: int | None = None,
         progress: Callable[[str], None] = lambda text: None,
+        shape: Shape = PLAIN,
     ) -> None:
         self.row, self._folder, self._until, self._only, self._progress = row, folder, until, only, progress
+        self.shape = shape
         self._tally: Counter[str] = Counter()
 
     def cases(self, worth: int = 1) -> Iterator[Case]:
@@ -125,7 +141,7 @@ class Run:
             if self._only is None or number == self._only:
                 folder = Path(tempfile.mkdtemp(prefix=f"{self.row.name}-", dir=self._folder))
                 rng = random.Random(f"{self.row.seed} {self.row.name} {number}")
-                case = Case(number, rng, folder, worth)
+                case = Case(number, rng, folder, worth, self.shape)
                 yield case
                 self.row.ran += case.faults
                 self._progress(f"{self.row.name}: {self.row.ran} of {self.row.wanted}")
@@ -147,6 +163,8 @@ class Run:
             self.row.failures.append(f"case {case.number} in {case.folder}\n{text}")
         else:
             shutil.rmtree(case.folder, ignore_errors=True)
+        finally:
+            case.lose_memory()
 
     def tally(self, **numbers: int) -> None:
         """Counts what the row looked at."""
@@ -171,7 +189,7 @@ def run(
     begin = time.monotonic()
     until = None if minutes is None else begin + minutes * 60
     try:
-        fault.run(Run(row, folder, until=until, only=only, progress=progress))
+        fault.run(Run(row, folder, until=until, only=only, progress=progress, shape=fault.shape))
     except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - the same
         row.failures.append("".join(traceback.format_exception(error)).strip())
     row.seconds = time.monotonic() - begin
@@ -303,6 +321,11 @@ demands:
 
 If a case leaves a store on the disk, it ends with `clean()`, `cystore rebuild`, `cystore verify`, an open, a read of
 everything, and one more put.
+
+Rows whose names end with `-folders` and `-pool` make the same faults on a store whose log has
+[several folders](production.md#a-log-on-several-disks), and on one with a [pool of buffers](pool.md). A power cut takes
+the buffers away; all other faults leave them. Rows without such twins need a store in one folder, or RocketMQ's
+settings, or change nothing but the queues.
 
 `make crash` runs all rows and writes `build/crash.json`. `python -m tests.crash --document build/crash.json` writes
 this page from it; `--add JSON` adds runs to those that it has. `python -m tests.crash FAULT --seed N --case M` repeats

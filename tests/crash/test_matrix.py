@@ -9,12 +9,23 @@ import pytest
 
 from tests.crash import matrix, page
 from tests.crash.__main__ import ROOT
-from tests.crash.faults import FAULTS
+from tests.crash.faults import FAULTS, SHAPED
 
 
 @pytest.mark.may_skip
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_slice_of(fault, seed, tmp_path):
+    slice_of(fault, seed, tmp_path)
+
+
+@pytest.mark.may_skip
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("fault", SHAPED, ids=lambda fault: fault.name)
+def test_on_another_shape_of_store(fault, seed, tmp_path):
+    slice_of(fault, seed, tmp_path)
+
+
+def slice_of(fault, seed, tmp_path):
     row = matrix.run(fault, seed=seed, count=fault.part, folder=tmp_path)
     if row.not_run:
         pytest.skip(row.not_run)

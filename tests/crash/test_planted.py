@@ -12,6 +12,7 @@ import pytest
 from tests.crash import matrix
 from tests.crash.faults import (
     FAULTS,
+    SHAPED,
     clean_beside_flush,
     clock_retention,
     full_disk_clean,
@@ -33,6 +34,7 @@ ROT = (
     "data[99] ^= 1; file.write_bytes(data)"
 )
 
+OTHERS = {fault.name: fault for fault in SHAPED}
 PLANTED = [
     (signals.FAULT, LOST, "IndexError|KeyError|1000000"),
     (signals.FAULT, KEPT_LOCK, "keeps the dispatch lock"),
@@ -45,6 +47,8 @@ PLANTED = [
     (many.MANY_QUEUES, True, "IndexError|KeyError|1000000"),
     (many.MANY_SEGMENTS, True, "IndexError|KeyError|1000000"),
     (clean_beside_flush.FAULT, READ_ONLY, "FlushFailedError"),
+    (OTHERS["signals-folders"], LOST, "IndexError|KeyError|1000000"),
+    (OTHERS["clean-beside-flush-pool"], READ_ONLY, "FlushFailedError"),
 ]
 
 
@@ -52,7 +56,7 @@ PLANTED = [
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fault", "planted", "seen"),
-    [one for one in PLANTED if one[0] in FAULTS],
+    [one for one in PLANTED if one[0] in (*FAULTS, *SHAPED)],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_planted_fault_is_found(fault, planted, seen, seed, tmp_path):

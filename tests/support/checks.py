@@ -13,6 +13,11 @@ from cystore.verify.verifier import verify
 Queues = dict[tuple[str, int], list[cystore.Message]]
 
 
+def committed(store: cystore.MessageStore) -> None:
+    """What was put is there for readers, also where appends go to a pool of buffers first."""
+    store._attached().control.commit()
+
+
 def everything(store: cystore.MessageStore) -> Queues:
     """All messages by queue, read with `get` from the minimum to the end."""
     found: Queues = {}
@@ -47,6 +52,7 @@ def check_chain(store: cystore.MessageStore) -> int:
 def check(store: cystore.MessageStore, acknowledged: Sequence[Sequence[Any]]) -> int:
     """I1; I2: queues count without gap or repeat; and each acknowledged (topic, queue id, queue offset, key) is
     there, by offset and by key. Gives how many were acknowledged."""
+    committed(store)
     queues = everything(store)
     assert check_chain(store) == sum(map(len, queues.values()))
     for queue, messages in queues.items():

@@ -1,5 +1,7 @@
 """The rows of the fault matrix, in the order in which they are run and shown."""
 
+from dataclasses import replace
+
 from tests.crash.faults import (
     bit_flips,
     clean_beside_flush,
@@ -24,6 +26,7 @@ from tests.crash.faults import (
     taken_away,
 )
 from tests.crash.matrix import Fault
+from tests.crash.shapes import FOLDERS, POOL, Shape
 
 FAULTS: tuple[Fault, ...] = (
     kill.FAULT,
@@ -50,4 +53,38 @@ FAULTS: tuple[Fault, ...] = (
     clean_beside_flush.FAULT,
     many.MANY_QUEUES,
     many.MANY_SEGMENTS,
+)
+
+
+def _shaped(fault: Fault, shape: Shape, full: int, part: int = 1) -> Fault:
+    """The same fault, made on stores of another shape."""
+    how = f"{fault.how}; {shape.how}"
+    return replace(fault, name=f"{fault.name}-{shape.name}", how=how, full=full, part=part, shape=shape)
+
+
+# Not among them: rows that change images of a store's files (page-order, bit-flips, damage), which need a store in one
+# folder and have no processes; `jvm`, whose store has RocketMQ's settings; `many-queues`, which are not of the log.
+_MORE = (
+    (kill.FAULT, 1_000),
+    *((fault, 400) for fault in power.FAULTS),
+    (lost_writes.FAULT, 300),
+    (full_disk.FAULT, 40),
+    (full_disk_clean.FAULT, 80),
+    (errors.FAULT, 300),
+    (stop.FAULT, 90),
+    (clock.FAULT, 50),
+    (clock_retention.FAULT, 40),
+    (namespace.FAULT, 10),
+    (taken_away.LOCK, 12),
+    (taken_away.CONTROL, 12),
+    (forked.FAULT, 12),
+    (signals.FAULT, 10_000),
+    (resources.DESCRIPTORS, 600),
+    (resources.MEMORY, 600),
+    (live_damage.FAULT, 300),
+    (clean_beside_flush.FAULT, 400),
+    (many.MANY_SEGMENTS, 40),
+)
+SHAPED: tuple[Fault, ...] = tuple(
+    _shaped(fault, shape, full) for shape in (FOLDERS, POOL) for fault, full in _MORE
 )

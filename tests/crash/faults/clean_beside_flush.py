@@ -32,6 +32,7 @@ def run(run: Run, *, planted: str = "") -> None:
         nursery.do(worker.IMPORT)
         for case in run.cases(worth=PROCESSES):
             with run.case(case), case.in_memory() as folder:
+                case.begin(folder / "store", SETTINGS_HERE)
                 at_once(case, nursery, folder / "store", run, planted)
 
 

@@ -44,6 +44,7 @@ DELAYED = """
 def delayed(topic, level):
     key = f"{topic}.{w.name}.{len(w.acknowledged)}"
     w.store.put(topic, b"waits", keys=(key,), delay_level=level)
+    w.committed()
     return key
 def first_kept():
     return w.store.stats()["min_physical_offset"]
@@ -60,6 +61,7 @@ def run(run: Run, *, planted: str = "") -> None:
         for case in run.cases(worth=JUMPS_A_CASE):
             with run.case(case), case.in_memory() as folder:
                 clock.offset_ms = 0
+                case.begin(folder / "store", SETTINGS_HERE)
                 jump(case, nursery, clock, folder / "store", run, planted)
 
 
@@ -121,7 +123,7 @@ def jump(case: Case, nursery: Nursery, clock: ShiftedClock, path: Path, run: Run
 def goes_on(one: Child, clock: ShiftedClock, *, deliver: bool) -> None:
     """The clock is right: new records have its time, and what is due within a second is delivered."""
     stamp = one.do(
-        "w.put(); w.store.read(w.acknowledged[-1][4]).store_timestamp_ms",
+        "w.put(); w.committed(); w.store.read(w.acknowledged[-1][4]).store_timestamp_ms",
     )
     off_ms = stamp - time.time_ns() // 1_000_000
     assert abs(off_ms) < MINUTE_MS, f"new records are {off_ms} ms off"

@@ -17,6 +17,7 @@ import cystore
 from cystore.derived.files.offsets import read_queue_offsets
 from cystore.engine.files.checkpoint import FILE_BYTES
 from tests.crash.matrix import Case, Fault, Run
+from tests.crash.shapes import OTHER_FOLDERS, Shape
 from tests.support.aftermath import after_check
 from tests.support.checks import check, check_closed
 from tests.support.processes.forks import Child, Nursery
@@ -120,6 +121,7 @@ def fail_once(case: Case, nursery: Nursery, run: Run) -> None:
     with folder as name:
         path = Path(name) / "store"
         try:
+            case.begin(path, SETTINGS)
             fail_at(case, path, nursery, run)
         except Exception:
             if path.exists():
@@ -150,7 +152,8 @@ def fail_at(case: Case, path: Path, nursery: Nursery, run: Run) -> None:
         if code == errno.EINTR:
             times = 1  # the interpreter makes an interrupted call again by itself, without end
         broken.do(
-            "arm(**how)", how={"UNDER": str(path), "CALL": call, "AT": at, "TIMES": times, "ERRNO": code}
+            "arm(**how)",
+            how={"UNDER": under(path, case.shape), "CALL": call, "AT": at, "TIMES": times, "ERRNO": code},
         )
         what = f"{errno.errorcode[code]} at {call} {at}, {times} times, {before} before"
         try:
@@ -165,7 +168,7 @@ def fail_at(case: Case, path: Path, nursery: Nursery, run: Run) -> None:
             broken.do("work(steps)", steps=steps)
             other.answer()
             met = broken.do("failed()")
-            told = read_only(broken, other, opening and must_stop(met, code))
+            told = read_only(broken, other, opening and must_stop(met, code, case.shape))
             done = [one.do("told()") for one in (broken, other)]
             for mine, raised in done:
                 acknowledged += mine
@@ -194,7 +197,12 @@ def fail_at(case: Case, path: Path, nursery: Nursery, run: Run) -> None:
         raise
 
 
-def must_stop(met: str, code: int) -> bool:
+def under(path: Path, shape: Shape) -> str:
+    """The folder below which calls fail."""
+    return str(path.parent if shape.folders else path)
+
+
+def must_stop(met: str, code: int, shape: Shape) -> bool:
     """Whether what failed ends all writing: a sync of what is in use, and EIO of a sync of what an append needs. A
     file that had no name yet is made again, from nothing. A sync that a signal interrupted did not run."""
     call, _, path = met.partition(" ")
@@ -203,7 +211,8 @@ def must_stop(met: str, code: int) -> bool:
     if call in ("msync", "fdatasync"):
         return True
     broken_disk = code == errno.EIO and call == "fsync"
-    return broken_disk and path.partition("/store/")[2].startswith("commitlog")
+    log_folder = path.partition("/store/")[2].startswith("commitlog")
+    return broken_disk and (log_folder or (shape.folders and Path(path).name in OTHER_FOLDERS))
 
 
 def read_only(broken: Child, other: Child, stopped: bool) -> bool:

@@ -10,6 +10,7 @@ from tests.crash.matrix import Fault, Run
 from tests.support.processes.fork_server import ForkServer, environment
 from tests.support.processes.forked_writers import CHILDREN
 from tests.support.processes.writer_group import WriterGroup, check_reopened
+from tests.support.small_stores import SETTINGS
 
 WRITERS = 2
 CHILDREN_A_CASE = 4
@@ -21,6 +22,7 @@ def run(run: Run) -> None:
             with run.case(case), case.in_memory() as folder:
                 fork_server.begin()
                 path = folder / "store"
+                case.begin(path, SETTINGS)
                 does = case.rng.sample(sorted(CHILDREN), CHILDREN_A_CASE)
                 writer_group = WriterGroup(
                     fork_server, path, case.rng, WRITERS, life="live_with_children", does=does

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,6 +83,7 @@ def clean_when_full(case: Case, nursery: Nursery, disk: Disk, run: Run, planted:
     with disk.mounted(folder) as seen, ExitStack() as stack:
         use_up(seen / BALLAST, rng.randrange(200_000, 600_000))
         store = folder / "store"
+        case.begin(store, SETTINGS_HERE)
         seeds = [rng.randrange(1 << 40) for _ in range(WRITERS)]
         writers = [stack.enter_context(worker.born(nursery, store, settings, seed)) for seed in seeds]
         for writer in writers:
@@ -127,7 +127,7 @@ def clean_when_full(case: Case, nursery: Nursery, disk: Disk, run: Run, planted:
         run.tally(
             acknowledged=len(acknowledged), kept=kept, segments_cleaned=cleaned, closes_that_said_so=said
         )
-        shutil.rmtree(seen / "store")
+        case.shape.remove(seen / "store")
         gc.collect()  # what a closed store still maps would keep the disk from being unmounted
 
 

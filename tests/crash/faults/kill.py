@@ -20,7 +20,7 @@ from tests.support.aftermath import after_check
 from tests.support.checks import check, check_closed
 from tests.support.processes.fork_server import ForkServer, environment, no_compiler
 from tests.support.processes.forked_writers import BATCH
-from tests.support.processes.places import PLACES, WHEN_WRITING
+from tests.support.processes.places import PLACES, WHEN_WRITING, Place
 from tests.support.small_stores import BLANK_BYTES, LOG_BYTES, SETTINGS, open_small
 
 CROWD = 8
@@ -46,8 +46,11 @@ def check_batches(store: cystore.MessageStore) -> None:
 class Scene:
     """One store, the fork server that writes to it, and perhaps an observer who stays."""
 
-    def __init__(self, fork_server: ForkServer, rng: random.Random, path: Path) -> None:
-        self.fork_server, self.rng, self.path = fork_server, rng, path
+    def __init__(
+        self, fork_server: ForkServer, rng: random.Random, path: Path, places: dict[str, Place]
+    ) -> None:
+        self.fork_server, self.rng, self.path, self.places = fork_server, rng, path, places
+        self.when_writing = [*WHEN_WRITING, *(name for name in places if name not in PLACES)]
         self.kills = 0
         self._born = 0
         self._observer: cystore.MessageStore | None = None
@@ -85,7 +88,7 @@ class Scene:
 
     def _fork(self, life: str, place: str = "", steps: int = STEPS) -> int:
         self._born += 1
-        failpoint = f"{place}:{self.rng.randrange(PLACES[place].passes) + 1}" if place else ""
+        failpoint = f"{place}:{self.rng.randrange(self.places[place].passes) + 1}" if place else ""
         services = self.rng.choice(["none", "none", "all"])
         return self.fork_server.fork(
             life,
@@ -110,7 +113,9 @@ class Scene:
     def crowd(self) -> None:
         """Eight writers, half of them armed; they are killed in any order, and each time the rest continues."""
         self._attend(None)
-        armed = [self._fork("live", place, ENDLESS) for place in self.rng.sample(WHEN_WRITING, CROWD // 2)]
+        armed = [
+            self._fork("live", place, ENDLESS) for place in self.rng.sample(self.when_writing, CROWD // 2)
+        ]
         plain = [self._fork("live", steps=ENDLESS) for _ in range(CROWD - len(armed))]
         others = armed + plain[:-1]
         self.rng.shuffle(others)
@@ -123,29 +128,31 @@ class Scene:
 
     def at(self, name: str) -> None:
         """One writer is killed there, sometimes over what another one left."""
-        place = PLACES[name]
+        place = self.places[name]
         self._attend(place.company)
         if place.before:
             self._killed_at(self.rng.choice(place.before))
         elif self.rng.random() < 0.3:
-            self._killed_at(self.rng.choice(WHEN_WRITING))
+            self._killed_at(self.rng.choice(self.when_writing))
         self._killed_at(name)
         self._check()
 
     def _killed_at(self, name: str) -> None:
-        (code,) = self.fork_server.reap(self._fork(PLACES[name].life, name))
+        (code,) = self.fork_server.reap(self._fork(self.places[name].life, name))
         assert code == -signal.SIGKILL, f"{name} was not reached, the writer ended with {code}"
         self.kills += 1
 
 
 def run(run: Run) -> None:
-    names = sorted(PLACES)
+    places = {**PLACES, **run.shape.places}
+    names = sorted(places)
     with ForkServer(environment("failpoints")) as fork_server:
         for case in run.cases():
             turn = case.number * PLACES_A_CASE
             with run.case(case), case.in_memory() as folder:
                 fork_server.begin()
-                scene = Scene(fork_server, case.rng, folder / "store")
+                case.begin(folder / "store", SETTINGS)
+                scene = Scene(fork_server, case.rng, folder / "store", places)
                 with scene.played():
                     for name in (names[(turn + n) % len(names)] for n in range(PLACES_A_CASE)):
                         scene.at(name)

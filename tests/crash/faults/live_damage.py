@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import cystore
+from cystore.engine.files.log_folders import FILE as LIST
 from cystore.system.small_files import SPARE
 from tests.crash.images import read_queue
 from tests.crash.matrix import Case, Fault, Run
+from tests.crash.shapes import Shape
 from tests.support.aftermath import aftermath
 from tests.support.processes import worker
 from tests.support.processes.forks import Child, Nursery
@@ -27,6 +30,7 @@ from tests.support.small_stores import LOG_BYTES, SETTINGS
 WRITERS = 3
 HARMS_A_CASE = 3
 ZEROED_MAX = 512
+LIST_COPY = f"{LIST}.bak"  # of the folders of a log: with the list alone, an operator puts it in its place
 LOG = "commitlog"
 EXT = "consumequeue_ext"
 SETTINGS_HERE: dict[str, Any] = {
@@ -62,8 +66,8 @@ import cystore
 class Harm:
     """The damage to the files; `ranges` are the changed bytes of the log."""
 
-    def __init__(self, path: Path, rng: random.Random) -> None:
-        self.path, self.rng = path, rng
+    def __init__(self, path: Path, rng: random.Random, shape: Shape) -> None:
+        self.path, self.rng, self._shape = path, rng, shape
         self.ranges: list[tuple[int, int]] = []
         self.queues: set[tuple[str, str]] = set()  # topic and queue id of those whose files were harmed
         self.done: list[str] = []
@@ -74,9 +78,9 @@ class Harm:
         so."""
         found = [p for p in sorted((self.path / kind).rglob("*")) if p.is_file() and p.stat().st_size]
         if kind == LOG:
-            found = [p for p in found if int(p.name) < wrote]
+            found = [p for p in self._shape.log_files(self.path) if int(p.name) < wrote]
         if kind == "config":  # a file that is just being written has no name to lose
-            found = [p for p in found if p.suffix != SPARE]
+            found = [p for p in found if p.suffix != SPARE and p.name != LIST_COPY]
         if not found:
             return
         file = self.rng.choice(found)
@@ -88,7 +92,7 @@ class Harm:
         harm = self.rng.choice(harms)
         end = min(file.stat().st_size, wrote - int(file.name)) if kind == LOG else file.stat().st_size
         begin, end = harm(file, end)
-        self.done.append(f"{harm.__name__} {file.relative_to(self.path)} {begin}..{end}")
+        self.done.append(f"{harm.__name__} {os.path.relpath(file, self.path)} {begin}..{end}")
         if kind.startswith("consumequeue"):
             self.queues.add((file.parts[-3], file.parts[-2]))
         if kind == LOG:
@@ -134,7 +138,8 @@ def run(run: Run, *, planted: str = "", kinds: Sequence[str] = ()) -> None:
         nursery.do(worker.IMPORT)
         for case in run.cases(worth=HARMS_A_CASE):
             with run.case(case), case.in_memory() as folder:
-                harm = Harm(folder / "store", case.rng)
+                case.begin(folder / "store", SETTINGS_HERE)
+                harm = Harm(folder / "store", case.rng, case.shape)
                 try:
                     live(case, nursery, harm, run, planted, kinds or KINDS)
                 except Exception as error:
@@ -170,10 +175,14 @@ def live(case: Case, nursery: Nursery, harm: Harm, run: Run, planted: str, kinds
                 wrong = [each for each in raised if each[0] not in READS or each[1] not in DAMAGE]
                 assert not wrong, wrong[:3]
                 acknowledged += mine
+            for one in workers:
+                one.do("w.committed()")
             survive(workers, harm, acknowledged)
         for one in workers:
             one.do("w.store.close()")
             one.end()
+    if case.shape.folders:
+        shutil.copy(path / "config" / LIST_COPY, path / "config" / LIST)
     recovered(path, harm, acknowledged)
     aftermath(path, SETTINGS_HERE, lambda store: whole(store, harm, acknowledged))
     run.tally(acknowledged=len(acknowledged), hit=sum(map(harm.hit, acknowledged)))

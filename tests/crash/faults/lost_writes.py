@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import select
-import shutil
 from contextlib import ExitStack
 from typing import Any
 
@@ -81,6 +80,9 @@ class Store:
             "flush_interval_consume_queue_ms": 5,
         }
         sync_share = rng.choice((0.0, 0.2, 1.0))
+        if self._case.shape.name:
+            with self._disk.mounted(self._folder):
+                self._case.begin(self._path, SETTINGS_HERE)
         for _ in range(LIVES):
             self._written_to(settings, sync_share)
             cuts += 1
@@ -89,7 +91,7 @@ class Store:
                 cuts += 1
             cuts += self._looked_at()
         with self._disk.mounted(self._folder):
-            shutil.rmtree(self._path)
+            self._case.shape.remove(self._path)
             files.sync_directory(self._folder)  # else the next store's power cut brings it back
         self._case.faults = cuts
 
@@ -162,6 +164,7 @@ class Store:
         return 1
 
     def _forget(self) -> None:
+        self._case.lose_memory()
         gone = self._disk.power_on(self._rng)
         self._run.tally(**{f"forgotten_{name}": count for name, count in gone.items()})
 

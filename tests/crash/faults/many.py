@@ -64,6 +64,7 @@ def fill(count):
 def low(soft):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 def scanned():
+    w.committed()
     return sum(1 for _ in w.store.scan())
 """
 
@@ -150,7 +151,7 @@ def run_segments(run: Run, *, planted: bool = False) -> None:
                 share = SEGMENTS // WRITERS + case.rng.randrange(1, 50)
                 scene.lives([("fill(count)", {"count": share})] * WRITERS, DESCRIPTORS)
                 _plant(planted, told)
-                assert len(list((scene.path / "commitlog").iterdir())) > SEGMENTS
+                assert len(case.shape.log_files(scene.path)) > SEGMENTS
                 scene.ends(run)
 
 
@@ -158,6 +159,7 @@ def _scene(
     case: Case, nursery: Nursery, told: worker.Acknowledgements, folder: Path, settings: dict[str, Any]
 ) -> Scene:
     told.forget()
+    case.begin(folder / "store", settings)
     return Scene(nursery, told, folder / "store", settings, case.rng)
 
 

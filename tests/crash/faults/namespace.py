@@ -39,6 +39,7 @@ def run(run: Run) -> None:
                 here.begin()
                 there.begin()
                 path = folder / "store"
+                case.begin(path, SETTINGS)
                 writer_group = WriterGroup(first, path, case.rng, WRITERS)
                 writer_group.goes_on()
                 met = late.knock(path)

@@ -3,7 +3,6 @@ on it."""
 
 from __future__ import annotations
 
-import shutil
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -55,6 +54,9 @@ def lives(case: Case, nursery: Nursery, disk: Disk, told: Acknowledgements, run:
         "flush_interval_consume_queue_ms": 5,
     }
     sync_share = rng.choice((0.0, 0.2, 1.0))
+    if case.shape.name:
+        with disk.mounted(folder) as seen:
+            case.begin(seen / "store", SETTINGS)
     for _ in range(CUTS):
         disk.mount(folder)
         with ExitStack() as stack:
@@ -69,6 +71,7 @@ def lives(case: Case, nursery: Nursery, disk: Disk, told: Acknowledgements, run:
             told.take()
             disk.cut(folder, how)
         told.take(in_time=False)
+        case.lose_memory()
         with disk.mounted(folder) as seen:
             # Half of the time only looked at: then the next life begins with a recovery, which may lose the power, too.
             read_only = (seen / "store" / "lock").exists() and rng.random() < 0.5
@@ -79,7 +82,7 @@ def lives(case: Case, nursery: Nursery, disk: Disk, told: Acknowledgements, run:
                 check_closed(seen / "store", SETTINGS)
                 aftermath(seen / "store", SETTINGS, told.check)
     with disk.mounted(folder) as seen:
-        shutil.rmtree(seen / "store")
+        case.shape.remove(seen / "store")
 
 
 def fault(name: str, kind: str, part: int) -> Fault:

@@ -63,6 +63,7 @@ def run(kind: str, run: Run, *, planted: str = "") -> None:
         nursery.do(worker.IMPORT)
         for case in run.cases(worth=ROUNDS):
             with run.case(case), case.in_memory() as folder:
+                case.begin(folder / "store", SETTINGS)
                 starve(kind, case, nursery, folder / "store", run, planted)
 
 

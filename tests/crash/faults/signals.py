@@ -60,6 +60,7 @@ def run(run: Run, *, planted: str = "") -> None:
         nursery.do(worker.IMPORT)
         for case in run.cases(worth=INTERRUPTS):
             with run.case(case), case.in_memory() as folder:
+                case.begin(folder / "store", SETTINGS)
                 storm(case, nursery, folder / "store", run, planted)
 
 

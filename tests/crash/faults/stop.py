@@ -15,11 +15,12 @@ from typing import Any
 import cystore
 from cystore.layout import LOCK_NAMES
 from tests.crash.matrix import Fault, Run
+from tests.crash.shapes import Shape
 from tests.support.aftermath import after_check
-from tests.support.checks import check, check_closed
+from tests.support.checks import check, check_closed, committed
 from tests.support.processes.fork_server import ForkServer, environment, no_compiler
 from tests.support.processes.places import PLACES
-from tests.support.small_stores import SETTINGS
+from tests.support.small_stores import LOG_BYTES, SETTINGS
 
 STEPS = 400  # the way to any of the places
 PATIENT = {"os_page_cache_busy_timeout_ms": 60_000, "sync_flush_timeout_ms": 60_000}
@@ -66,30 +67,38 @@ assert set(INSIDE) == {*LOCK_NAMES, GATE}
 class Scene:
     """A store, an observer who has little patience, a holder who stops, and a writer who has patience."""
 
-    def __init__(self, fork_server: ForkServer, rng: random.Random, path: Path, lock: str) -> None:
+    def __init__(
+        self, fork_server: ForkServer, rng: random.Random, path: Path, lock: str, shape: Shape
+    ) -> None:
+        self.inside = {**INSIDE, **shape.stopped_in}[lock]
+        self.places = {**PLACES, **shape.places}
         self.fork_server, self.rng, self.path, self.lock = fork_server, rng, path, lock
+        self.shape = shape
         self.patience_ms = rng.randrange(10, 60)
         # Little patience for the lock of this case only: a live holder of another one may have to wait for a processor.
         impatient = {
             "append": {"os_page_cache_busy_timeout_ms": self.patience_ms},
             "flush": {"sync_flush_timeout_ms": self.patience_ms},
+            "commit": {"sync_flush_timeout_ms": self.patience_ms} if shape.buffers else {},
         }
         self.store = cystore.open(path, **SETTINGS | PATIENT | impatient.get(lock, {}))
         self.control = self.store._attached().control
         first = self.store.put("shared", b"first", keys=("first",), flush="async")
         self.fork_server.acknowledged.append(["shared", "0", str(first.queue_offset), "first"])
+        committed(self.store)
         self.store.dispatch()
 
     def holder(self) -> int:
         """A writer that has stopped inside the lock."""
         names: dict[str, Any] = {"path": str(self.path), "seed": 1, "settings": SETTINGS | PATIENT}
-        places = INSIDE[self.lock]
-        if self.lock != GATE and (not places or self.rng.random() < 0.2):
+        if self.lock != GATE and (not self.inside or self.rng.random() < 0.2):
             pid = self.fork_server.fork("hold", steps=STEPS, lock=self.lock, **names)
         else:
-            place = self.rng.choice(places)
-            passes = self.rng.randrange(PLACES[place].passes) + 1
-            pid = self.fork_server.fork(PLACES[place].life, f"{place}:{passes}:stop", steps=STEPS, **names)
+            place = self.rng.choice(self.inside)
+            passes = self.rng.randrange(self.places[place].passes) + 1
+            pid = self.fork_server.fork(
+                self.places[place].life, f"{place}:{passes}:stop", steps=STEPS, **names
+            )
         assert self.fork_server.wait_stopped(pid), f"the holder of the {self.lock} lock ended"
         return pid
 
@@ -113,7 +122,9 @@ class Scene:
         elif self._room():
             self._acknowledge(self.store.put("shared", b"beside", keys=("beside",), flush="async"), "beside")
             if self.lock == "flush":
-                self._flush_times_out(owner)
+                self._flush_times_out(owner, "flushing")
+            elif self.lock == "commit" and self.shape.buffers:
+                self._flush_times_out(owner, "committing")
             else:
                 self.store.put("shared", b"beside", flush="sync")
         if self.lock == "dispatch":
@@ -139,18 +150,21 @@ class Scene:
             assert f"thread {owner} has held the append lock" in str(error)
         assert self.store.wrote_position == before
 
-    def _flush_times_out(self, owner: int) -> None:
+    def _flush_times_out(self, owner: int, doing: str) -> None:
         error = self._refused(
             cystore.StoreTimeoutError,
             lambda: self.store.put("shared", b"late", keys=("late",), flush="sync"),
         )
-        assert f"thread {owner} is flushing" in str(error)
+        assert f"thread {owner} is {doing}" in str(error)
         (result,) = error.results or []
         self._acknowledge(result, "late")  # appended all the same, as it says
 
     def _room(self) -> bool:
-        """A put by the observer needs no space that the stopped process may be about to make."""
-        return bool(self.control.allocated - self.control.wrote > 1000)
+        """A put by the observer needs no space, and no buffer, that the stopped process may be about to make."""
+        end = self.control.log_end
+        return bool(
+            self.control.allocated - end > 1000 and (not self.shape.buffers or -end % LOG_BYTES > 1000)
+        )
 
     def _acknowledge(self, put: cystore.PutResult, key: str) -> None:
         self.fork_server.acknowledged.append(["shared", "0", str(put.queue_offset), key])
@@ -171,7 +185,8 @@ def run(run: Run) -> None:
             lock = locks[case.number % len(locks)]
             with run.case(case), case.in_memory() as folder:
                 fork_server.begin()
-                scene = Scene(fork_server, case.rng, folder / "store", lock)
+                case.begin(folder / "store", SETTINGS)
+                scene = Scene(fork_server, case.rng, folder / "store", lock, case.shape)
                 with scene.store as store:
                     holder = scene.holder()
                     waiter = scene.waiter()

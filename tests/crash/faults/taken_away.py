@@ -17,7 +17,7 @@ from cystore.layout import CONTROL_BYTES, CONTROL_LOCKS_AT, LOCK_NAMES
 from tests.crash.matrix import Fault, Run
 from tests.support.processes.fork_server import ForkServer, environment
 from tests.support.processes.writer_group import WriterGroup, check_reopened
-from tests.support.small_stores import open_small
+from tests.support.small_stores import SETTINGS, open_small
 
 WRITERS = 3
 TRIES = 1000
@@ -75,6 +75,7 @@ def run_lock(run: Run) -> None:
             with run.case(case), case.in_memory() as folder:
                 fork_server.begin()
                 path = folder / "store"
+                case.begin(path, SETTINGS)
                 writer_group = WriterGroup(fork_server, path, case.rng, WRITERS)
                 writer_group.goes_on()
                 harm(path / "lock", case.rng)
@@ -98,6 +99,7 @@ def run_control(run: Run) -> None:
             with run.case(case), case.in_memory() as folder:
                 fork_server.begin()
                 path = folder / "store"
+                case.begin(path, SETTINGS)
                 life = "live_until_overwritten" if harm is overwrite else "live"
                 with open_small(path) as observer:
                     writer_group = WriterGroup(fork_server, path, case.rng, WRITERS, life=life)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import shutil
 import struct
@@ -123,6 +124,7 @@ class Disk:
         except BaseException:
             self.unmount(folder, in_use=True)  # the error's frames may hold files open
             raise
+        gc.collect()  # folders of a log that `verify` looked at are held until then
         self.unmount(folder)
 
     def cut(self, folder: Path, how: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import pytest
 
 import cystore
+from tests.support.checks import committed
 
 OFD_SETLK = 37  # fcntl's command
 BATCH = 3
@@ -79,6 +80,7 @@ class Writer:
             self.store.flush()
         else:
             key = self.put(topic)
+            committed(self.store)
             assert [m.keys for m in self.store.query(topic, key)] == [(key,)]
 
 

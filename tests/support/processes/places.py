@@ -107,3 +107,12 @@ PLACES: dict[str, Place] = {
     "repair.cleared": _REPAIRS,
 }
 WHEN_WRITING = tuple(_WHEN_WRITING)
+# Those of a store with a pool of buffers; a writer commits with each flush.
+POOL_PLACES: dict[str, Place] = {
+    "commit.begun": _TWICE,
+    "commit.copied": _TWICE,
+    "commit.published": _TWICE,
+    "pool.taken": _TWICE,
+    "pool.used": _TWICE,
+    "pool.zeroed": _TWICE,
+}

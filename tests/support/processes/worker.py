@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cystore
+from tests.support.checks import check_chain, committed, everything
 from tests.support.processes.forks import Child, Nursery
 from tests.support.processes.line_pipe import LinePipe
 
@@ -64,6 +65,10 @@ class Worker:
             (topic, queue_id, put.queue_offset, key, put.physical_offset, put.size_bytes)
         )
 
+    def committed(self) -> None:
+        """What was put is there for readers."""
+        committed(self.store)
+
     def put(self, flush: str = "async") -> None:
         topic, queue_id, key, body = self._message()
         put = self.store.put(topic, body, queue_id=queue_id, keys=(key,), flush=flush)
@@ -82,6 +87,7 @@ class Worker:
     def get(self) -> None:
         if self.acknowledged:
             topic, queue_id, queue_offset, key, *_ = self.rng.choice(self.acknowledged)
+            self.committed()
             got = self.store.get(topic, queue_id, queue_offset, 1)
             if not got.messages:
                 self.missing.append((topic, queue_id, queue_offset, got.status.name))
@@ -105,6 +111,7 @@ class Worker:
     def query(self) -> None:
         if self.acknowledged:
             topic, queue_id, queue_offset, key, *_ = self.rng.choice(self.acknowledged)
+            self.committed()
             found = self.store.query(topic, key)
             assert all(self._right(message, key) for message in found), (topic, key)
             if not found:
@@ -221,8 +228,7 @@ def check_kept(store: cystore.MessageStore, acknowledged: Sequence[Sequence[Any]
     """I2 and I7: queues count without a gap from their minimum; each acknowledged message at or behind the log's
     minimum is served at its place and under its key with its own bytes, and none before it is. Gives how many are
     kept."""
-    from tests.support.checks import check_chain, everything
-
+    committed(store)
     check_chain(store)
     minimum, queues = store.stats()["min_physical_offset"], everything(store)
     first = {(t, q): one.min_offset for t, numbers in store.topics().items() for q, one in numbers.items()}
