@@ -14,6 +14,8 @@ JVM_FLAGS = ("-XX:+UseParallelGC", "-Xms1g", "-Xmx1g")
 CASES = {
     "put": "put",
     "put_built": "put",
+    "put_batch": "batch",
+    "put_batch_built": "batch",
     "get": "get",
     "get_decoded": "get",
     "get_filtered": "filter",
@@ -28,8 +30,10 @@ NOT_FACTS = {"peer", "case", "count", "seconds", "ns_per_op", "ops_per_s", "conf
 def _run(job: Job) -> Measure:
     jars = rocketmq.build()
     options: dict[str, object] = {"count": job.count, "body-bytes": job.body_bytes, "keys": job.keys}
-    if job.case.startswith("get"):
+    if job.case.startswith(("get", "put_batch")):
         options["batch"] = job.batch
+    if job.options.get("pool"):
+        options["transient-pool"] = "true"
     if "filter" in job.options:
         options["filter"] = job.options["filter"]
     if job.case == "query":
@@ -56,7 +60,7 @@ def _run(job: Job) -> Measure:
 
 
 def put_built(job: Job) -> Measure:
-    """`put` that first builds each message from topic, body, key and tag, as ours does."""
+    """`put` that first builds each message from topic, body, key and tag, as ours does; or each batch."""
     return Measure(1_000_000_000, _run(job).facts["built_ns_per_op"])
 
 
@@ -65,4 +69,5 @@ def get_decoded(job: Job) -> Measure:
     return Measure(1_000_000_000, _run(job).facts["decoded_ns_per_op"])
 
 
-put = get = get_filtered = query = dispatch = recover = _run
+put_batch_built = put_built
+put = put_batch = get = get_filtered = query = dispatch = recover = _run

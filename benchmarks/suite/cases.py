@@ -331,8 +331,22 @@ CASES = (
         "put from one thread into a pool of buffers (TransientStorePool), 100 B bodies, async flush and commit",
         "message",
         Job("put", 1_000_000, "", options={"pool": True}),
-        (CYSTORE, NO_POOL),
+        (CYSTORE, NO_POOL, ROCKETMQ),
         (Goal(NO_POOL.label, 0.9),),
+    ),
+    Case(
+        "put-batch",
+        "put_many of 100 messages as one batch of a producer, 100 B bodies, a key and a tag, async flush, not "
+        "dispatched",
+        "message",
+        Job("put_batch", 1_000_000, "", batch=100),
+        (
+            CYSTORE,
+            ROCKETMQ,
+            Contestant(
+                "RocketMQ, batch encoded on the way", "rocketmq", overrides={"case": "put_batch_built"}
+            ),
+        ),
     ),
     Case(
         "put-many-1k",

@@ -8,7 +8,7 @@ import java.util.Arrays;
 
 /** Runs one case and prints one JSON object. */
 public final class Main {
-    private static final String USAGE = "usage: put|get|filter|query|reput|recover --dir D [--count N] [--OPTION VALUE ...]\n";
+    private static final String USAGE = "usage: put|batch|get|filter|query|reput|recover --dir D [--count N] [--OPTION VALUE ...]\n";
 
     private Main() {
     }
@@ -43,6 +43,8 @@ public final class Main {
         switch (name) {
             case "put":
                 return PutCase.run(root, count, options);
+            case "batch":
+                return BatchCase.run(root, count, options);
             case "get":
                 return GetCase.run(root, count, options);
             case "filter":

@@ -18,6 +18,7 @@ import org.apache.rocketmq.store.config.BrokerRole;
 final class Peer {
     private static final int SEGMENT_STEP_BYTES = 64 << 20;
     private static final int SEGMENT_MAX_BYTES = 1 << 30;
+    private static final int POOL_BUFFERS = 3;
 
     private Peer() {
     }
@@ -29,7 +30,11 @@ final class Peer {
         settings.put("mappedFileSizeCommitLog",
             options.integer("segment-bytes", (int) Math.min(steps * SEGMENT_STEP_BYTES, SEGMENT_MAX_BYTES)));
         settings.put("warmMapedFileEnable", options.flag("warm", true));
-        settings.put("transientStorePoolEnable", options.flag("transient-pool", false));
+        boolean pool = options.flag("transient-pool", false);
+        settings.put("transientStorePoolEnable", pool);
+        if (pool) {
+            settings.put("transientStorePoolSize", POOL_BUFFERS);
+        }
         settings.put("useReentrantLockWhenPutMessage", options.flag("reentrant-lock", true));
         settings.put("fileReservedTime", 24 * 365);
         return settings;
