@@ -151,6 +151,7 @@ class StoreConfig(_Given):
     ha_lease_ms: int = 5_000
     ha_in_sync_lag_ms: int = 3_000
     min_in_sync_replicas: int = 1
+    ha_truncate_diverged: bool = False
 
     create: bool = True  # make a missing store; False: that is an error
     exclusive: bool = False

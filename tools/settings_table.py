@@ -135,6 +135,7 @@ STORE: dict[str, str] = {
     "ha_lease_ms": "elected: a master that etcd has not heard from for this time is no longer the master",
     "ha_in_sync_lag_ms": "elected: a member that has not caught up for this time leaves the in-sync set",
     "min_in_sync_replicas": "elected: replicated puts need this number of members in sync, the master included",
+    "ha_truncate_diverged": "slave: if its log differs from its master's, cut it at the last common record",
     "services": "services that this process runs in threads",
 }
 

@@ -28,7 +28,8 @@ log = logging.getLogger("cystore")
 IN_BYTES = 4096  # of reports, read at once
 TURN_BYTES = 4 << 20  # shipped to one slave before the others get their turn
 ANSWERS_BYTES_MAX = 64 << 10  # a slave that asks and does not read the answers loses its connection
-DIGESTS_MAX = 4  # for one connection: a slave asks for the digest of its last record
+# For one connection: a slave asks for the digest of its last record, and searches for the last common one.
+DIGESTS_MAX, DIGEST_BYTES_MAX = 256, 64 << 20
 
 
 class SlaveConnection:
@@ -61,7 +62,7 @@ class SlaveConnection:
         self._at = self._left = 0  # of the frame being sent: log position and number of bytes still to send
         self._file: Descriptor | None = None
         self._file_base = -1
-        self._digests = 0
+        self._digests = self._digest_bytes = 0
         self._secured = not isinstance(connection, ssl.SSLSocket)
 
     def close(self) -> None:
@@ -196,10 +197,11 @@ class SlaveConnection:
 
     def _digest(self, begin: int, end: int) -> None:
         """Answers with the digest of a range of the log in one file; an empty answer if the range is not readable."""
-        self._digests += 1
+        self._digests, self._digest_bytes = self._digests + 1, self._digest_bytes + max(end - begin, 0)
         if (
             self.is_following
             or self._digests > DIGESTS_MAX
+            or self._digest_bytes > DIGEST_BYTES_MAX
             or not 0 <= begin < end <= begin + wire.DIGEST_RANGE_MAX
         ):
             raise ReplicationError(f"the slave asked for the digest of [{begin}, {end})")

@@ -14,10 +14,13 @@ from cystore._native.memory.control import Control
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.engine.files.progress import Progress
+from cystore.engine.inspect.control_head import ask_to_leave
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import StoreError
 from cystore.ha.copied_log import CopiedLog
+from cystore.ha.epochs.membership import CutNeededError
+from cystore.ha.epochs.truncation import order_truncation, ordered_truncation
 from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
 from cystore.ha.role import Role, role_of
@@ -84,6 +87,10 @@ class Replication:
             self._role = role
         if self._idle(role) or not self._lock.take():
             return Progress(0)
+        cut = ordered_truncation(self._manifest.snapshot()) if role.is_slave else None
+        if cut is not None:
+            self._wait_for_truncation(*cut)
+            return Progress(0)
         until_s, done = monotonic_s() + TURN_S, 0
         while monotonic_s() < until_s and not self._stopping():
             if role.is_slave:
@@ -117,6 +124,9 @@ class Replication:
             self._slave = Slave(self._control, self._commit_log, copied, self._config, role.master)
         try:
             received = self._slave.turn()
+        except CutNeededError as error:
+            order_truncation(self._manifest, error.position, self._control.wrote)
+            return 0
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
@@ -128,6 +138,19 @@ class Replication:
             return 0
         self._failed = ""
         return received
+
+    def _wait_for_truncation(self, position: int, end: int) -> None:
+        """Asks all processes to leave: the next one that is alone in the store truncates the log."""
+        self._end_work()
+        if not self._control.handover:
+            log.warning(
+                "%s: the log from %d to %d is not the master's: every process has to close this store, and the "
+                "next one truncates it",
+                self._commit_log.files.root,
+                position,
+                end,
+            )
+            ask_to_leave(self._commit_log.files.root)
 
     def _end_work(self) -> None:
         master, self._master = self._master, None

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import socket
 import ssl
+from typing import NoReturn
 
 from cystore._native.memory.control import Control
 from cystore.clock import monotonic_s
@@ -14,7 +15,8 @@ from cystore.config import StoreConfig
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import ReplicationError
 from cystore.ha.copied_log import CopiedLog
-from cystore.ha.epochs.membership import Membership
+from cystore.ha.epochs.common_record import common_end
+from cystore.ha.epochs.membership import CutNeededError, Membership
 from cystore.ha.link import wire
 from cystore.ha.link.call import CONNECT_S, MasterCall, readable
 from cystore.ha.link.wire import Hello
@@ -140,21 +142,37 @@ class Slave:
                 path=segments.root,
             )
         if wrote > hello.wrote:
-            raise ReplicationError(
+            self._parted(
                 f"this log ends at {wrote}, and the master's at {hello.wrote}: this one has records that the "
                 "master never had, or lost",
-                path=segments.root,
-                offset=hello.wrote,
+                hello,
+                hello.wrote,
             )
         last = control.last_record
         if max(control.min_physical_offset, hello.min_physical_offset) <= last < wrote and not self.has_same(
             last, wrote
         ):
-            raise ReplicationError(
-                "the last record differs from the master's record there: the logs have parted",
-                path=segments.root,
-                offset=last,
+            self._parted(
+                "the last record differs from the master's record there: the logs have parted", hello, last
             )
+
+    def _parted(self, why: str, hello: Hello, offset: int) -> NoReturn:
+        """Raises CutNeededError if the settings allow to truncate this log at the last common record, else
+        ReplicationError."""
+        control, path = self._control, self._commit_log.files.root
+        if self._membership is not None or not self._config.ha_truncate_diverged:
+            more = "" if self._membership is not None else " (ha_truncate_diverged=True truncates this log)"
+            raise ReplicationError(why + more, path=path, offset=offset)
+        begin = max(control.min_physical_offset, hello.min_physical_offset)
+        end = min(control.wrote, hello.wrote)
+        common = common_end(self._commit_log, begin, end, self.has_same) if begin < end else -1
+        if common < 0:
+            raise ReplicationError(
+                f"{why}, and they have no record in common: start with an empty directory",
+                path=path,
+                offset=offset,
+            )
+        raise CutNeededError(common, control.wrote)
 
     def has_same(self, begin: int, end: int) -> bool:
         """Whether the master has the same bytes in [begin, end), compared within one file and 8 MiB at most."""

@@ -22,6 +22,7 @@ from tests.support.ha.ha_pair import (
     wrote,
 )
 from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
 
 PLACES = (
     "append.intent",
@@ -220,3 +221,50 @@ def test_a_slave_has_the_light_queues_of_its_master(tmp_path, port):
         put(promoted, 91)
         bodies = [bytes(m.body) for at in (0, 32, 64) for m in promoted.get("%LMQ%b", 0, at).messages]
         assert bodies == [b"%d" % number for number in (*range(90), 91) if number % 3]
+
+
+def test_a_slave_that_diverged_is_cut_at_the_last_common_record(tmp_path, port, rng):
+    """The log was in two hands: the slave was opened as a master, and its own master took puts too."""
+    common, own, new = rng.randrange(1, 90), rng.randrange(1, 90), rng.randrange(0, 90)
+    settings = masters(port)
+    with cystore.open(tmp_path / "master", **settings) as master:
+        fill(master, common)
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wait_log(slave, end := wrote(master))
+    with cystore.open(tmp_path / "slave", **SETTINGS, broker_role="async_master") as other:
+        for number in range(own):
+            other.put("T0", b"own %d" % number + b"." * (number * 37 % 700))
+        others_end = wrote(other)
+    with cystore.open(tmp_path / "master", **settings) as master:
+        fill(master, new, start=common)
+        refusing = slaves(port)
+        with cystore.open(tmp_path / "slave", **refusing) as slave:
+            refused = slave._attached()
+            assert not refused.control.handover and wrote(slave) == others_end
+        cutting = slaves(port, ha_truncate_diverged=True)
+        with cystore.open(tmp_path / "slave", **cutting) as slave:
+            until(slave.asked_to_leave)
+        with cystore.open(tmp_path / "slave", **cutting) as slave:
+            fill(master, 20, start=500)
+            wait_log(slave, wrote(master))
+            check_equal(master, slave)
+        (kept,) = (tmp_path / "slave" / "quarantine").glob("commitlog-*")
+        assert kept.name.startswith(f"commitlog-{end:020}-") and b"own 0" in kept.read_bytes()
+
+
+def test_a_slave_that_diverged_says_what_truncates_it(tmp_path, port, caplog):
+    with cystore.open(tmp_path / "slave", **SETTINGS) as other:
+        fill(other, 50)
+    with (
+        cystore.open(tmp_path / "master", **masters(port)) as master,
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+    ):
+        master.put("T", b"x")
+        until(lambda: "ha_truncate_diverged=True truncates this log" in caplog.text)
+        assert not slave.asked_to_leave()
+    with (
+        cystore.open(tmp_path / "master", **masters(port)),
+        cystore.open(tmp_path / "slave", **slaves(port, ha_truncate_diverged=True)) as slave,
+    ):
+        until(lambda: "they have no record in common" in caplog.text)
+        assert not slave.asked_to_leave() and len(list(slave.scan())) == 50

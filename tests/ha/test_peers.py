@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import cystore
+from cystore.ha.connection import DIGEST_BYTES_MAX, DIGESTS_MAX
 from cystore.ha.link import wire
 from cystore.ha.master import SLAVES_MAX
 from tests.support.ha.ha_pair import (
@@ -55,7 +56,10 @@ WRONG = {
     "an offset that goes back": wire.REPORT.pack(91) + wire.REPORT.pack(90),
     "a proof without a secret": wire.REPORT.pack(wire.PROOF) + bytes(64),
     "more digests than a slave needs": wire.REPORT.pack(wire.HELLO)
-    + 5 * (wire.REPORT.pack(wire.DIGEST) + wire.RANGE.pack(0, 91)),
+    + (DIGESTS_MAX + 1) * (wire.REPORT.pack(wire.DIGEST) + wire.RANGE.pack(0, 91)),
+    "digests of too many bytes": wire.REPORT.pack(wire.HELLO)
+    + (DIGEST_BYTES_MAX // wire.DIGEST_RANGE_MAX + 1)
+    * (wire.REPORT.pack(wire.DIGEST) + wire.RANGE.pack(0, wire.DIGEST_RANGE_MAX)),
     "greetings": 2 * wire.REPORT.pack(wire.HELLO),
     "noise": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(128, 160)),
 }

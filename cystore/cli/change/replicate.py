@@ -35,16 +35,18 @@ def _run(args: argparse.Namespace) -> int:
         hello = ask_master(config, args.master)
         if hello is not None:
             config = store_config(args, **wanted, mapped_file_size_commit_log_bytes=hello.file_bytes)
-    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
-        write_line(
-            one_line(f"{args.path}: follows {args.master} from {store.stats()['wrote']}; Ctrl-C ends it")
-        )
-        waiting = os_threads.Flag()
-        while not (args.once and _has_all(store)):
-            waiting.wait(LOOK_S)
-            store.check_usable()
-        write_line(one_line(f"{args.path}: has the log up to {store.stats()['wrote']}"))
-    return OK
+    waiting = os_threads.Flag()
+    while True:
+        with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+            write_line(
+                one_line(f"{args.path}: follows {args.master} from {store.stats()['wrote']}; Ctrl-C ends it")
+            )
+            while not (ends := args.once and _has_all(store)) and not store.asked_to_leave():
+                waiting.wait(LOOK_S)
+                store.check_usable()
+            if ends:
+                write_line(one_line(f"{args.path}: has the log up to {store.stats()['wrote']}"))
+                return OK
 
 
 def _has_all(store: cystore.MessageStore) -> bool:
