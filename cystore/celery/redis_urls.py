@@ -97,6 +97,11 @@ class RedisLocation:
     @classmethod
     def _of(cls, scheme: str, parts: list[str], options: dict[str, Any]) -> RedisLocation:
         found = [urlsplit(part) for part in parts]
+        if scheme not in SOCKET and any("," in (part.hostname or "") for part in found):
+            raise ImproperlyConfigured(
+                "cystore_redis_url: several hosts with commas between are named, but this is one Redis for all: name "
+                "one host, or Sentinels as sentinel://HOST;sentinel://HOST"
+            )
         last, login = found[-1], next((part for part in found if part.password or part.username), found[-1])
         query = dict(parse_qsl(last.query))
         database = str(query.pop("virtual_host", query.pop("db", "")))

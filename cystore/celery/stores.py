@@ -116,8 +116,14 @@ class Location:
                 "", reader=reader
             )  # no store on this host: results are sent to their home, see `homes`
         if parts.scheme != SCHEME or parts.netloc or parts.fragment or not parts.path.strip("/"):
+            far = (
+                ": it names no hosts, because a home is found by its id (cystore_home), whichever host has it; "
+                "a client without a store has cystore+remote://REDIS"
+                if parts.scheme == SCHEME and parts.netloc
+                else ""
+            )
             raise ImproperlyConfigured(
-                f"result_backend must look like {EXAMPLE} (three slashes), not {hidden(url)!r}"
+                f"result_backend must look like {EXAMPLE} (three slashes), not {hidden(url)!r}{far}"
             )
         if ";" in parts.path:
             raise ImproperlyConfigured(

@@ -151,6 +151,7 @@ def test_the_url_names_path_and_settings():
         ("cystore://relative/path", "three slashes"),
         ("cystore://?flush=sync", "three slashes"),
         ("cystore:///", "three slashes"),
+        ("cystore://host1,host2/store", "it names no hosts, because a home is found by its id"),
         ("cystore:///store?flush=maybe", "flush_disk_type must be one of"),
         ("cystore:///store?max_queue=1", "did you mean max_queues"),
         ("cystore:///store?max_queues=none", "whole number"),

@@ -177,6 +177,8 @@ def test_sentinel(tmp_path):
         ("redis+cluster://host", "Cluster is not supported"),
         ("rediscluster://host", "Cluster is not supported"),
         ("redis://a;redis://b", "2 servers are named"),
+        ("redis://a,b/0", "several hosts with commas"),
+        ("sentinel://a,b:26379/0?master_name=m", "several hosts with commas"),
         ("sentinel://host", "master_name"),
         ("redis://host/one", "is not a valid URL"),
         ("redis://host:port", "is not a valid URL"),

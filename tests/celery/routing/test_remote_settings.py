@@ -25,6 +25,8 @@ def test_a_patience_that_makes_no_sense(silent_s):
         ("cystore+remote://host:6379/0?flush=sync", "only option is reader"),
         ("cystore://?reader=amqp://:hush@host", "must be one of redis"),
         ("cystore://?reader=redis://:hush@host:port", "reader in result_backend"),
+        ("cystore+remote://:hush@a,b/0", "several hosts with commas"),
+        ("cystore:///s?reader=redis://:hush@a,b/0", "several hosts with commas"),
         ("cystore:///s?reader=garbage", "must be one of redis"),
         ("cystore:///s?reader=redis://a&reader=redis://:hush@b", "2 times"),
     ],
