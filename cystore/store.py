@@ -85,6 +85,12 @@ def open(  # noqa: A001 - the surface's name
         raise StoreConfigError("give a config or single settings, not both")
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise StoreConfigError(f"path must name a directory, not {path!r}")
+    if _is_url(path):
+        raise StoreConfigError(
+            f"path must name a directory of this host, not {os.fspath(path)!r}: a store of other hosts is read from a "
+            "replica here, which `cystore replicate` or `cystore ha run` keeps; its master, for puts, is the one that "
+            "`cystore ha status` names"
+        )
     try:
         real = Path(os.path.realpath(path))
     except ValueError as error:
@@ -92,6 +98,11 @@ def open(  # noqa: A001 - the surface's name
     if not isinstance(config, StoreConfig):
         config = resolve(settings, file=config)
     return MessageStore(real, config, progress)
+
+
+def _is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a URL of Celery's result backend. A `Path` has only one of its slashes."""
+    return os.fsdecode(path).startswith(("cystore:/", "cystore+remote:/"))
 
 
 class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):

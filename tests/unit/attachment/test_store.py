@@ -86,6 +86,18 @@ def test_what_is_no_path_is_refused(given):
         cystore.open(given)
 
 
+@pytest.mark.parametrize(
+    "url", ["cystore://host1,host2/orders", "cystore:///var/orders", "cystore+remote://r"]
+)
+def test_a_url_of_other_hosts_is_no_path(url, tmp_path, monkeypatch):
+    """Seen: it made a folder of that name."""
+    monkeypatch.chdir(tmp_path)
+    for given in (url, Path(url)):
+        with pytest.raises(StoreConfigError, match=r"is read from a replica here.*`cystore ha status` names"):
+            cystore.open(given)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_config_or_settings_and_never_both(tmp_path):
     with pytest.raises(StoreConfigError, match="not both"):
         cystore.open(tmp_path / "s", config=cystore.StoreConfig(), max_queues=5)
