@@ -124,6 +124,16 @@ def test_each_store_that_is_left_out_is_named(tmp_path, places, fleet):
     assert f"{folder / 'z-copy'} is left out: {places['a']} has the same home" in done.stderr
 
 
+def test_the_own_store_is_left_out_if_it_cannot_be_read(tmp_path, places, fleet):
+    """Seen: the command ended, although the replicas could be read."""
+    put(places["a"], event_message(events.SENT, "there", NAME))
+    close_shared()
+    with cystore.open(places["own"], services="none", exclusive=True):
+        done = fleet.run("history", "--task-id", "there", "--all-homes")
+    assert f"{places['own']} is left out: the app's own store: " in done.stderr
+    assert "there" in done.stdout
+
+
 def test_what_is_missing_is_named(url, run, fleet, tmp_path, places):
     bare = Celery("shop", broker="memory://", backend=url, set_as_current=False)
     assert "cystore_replicas names it" in run("history", "--all-homes", app=bare, code=2).output

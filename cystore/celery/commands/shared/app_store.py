@@ -110,9 +110,13 @@ def reading_homes(ctx: click.Context, all_homes: bool) -> Iterator[Source]:
             f"--all-homes reads the stores in one folder: the app's setting {replicas.SETTING} names it"
         )
     with ExitStack() as opened, as_command_errors():
-        by_home = {}
+        by_home: dict[str, MessageStore] = {}
+        unreadable: CommandError | None = None
         if location.path and Path(location.path).exists():
-            by_home[replicas.home_at(Path(location.path))] = opened.enter_context(reading(location))
+            try:
+                by_home[replicas.home_at(Path(location.path))] = opened.enter_context(reading(location))
+            except CommandError as error:
+                unreadable = error
         for home, path in replicas.replicas_in(folder, location.path, _leave_out).items():
             if home in by_home:
                 _leave_out(path, "the app's store keeps the same home")
@@ -127,6 +131,10 @@ def reading_homes(ctx: click.Context, all_homes: bool) -> Iterator[Source]:
             by_home[home] = replica
             if fresh:
                 write_note(one_line(f"{path}: {fresh}"))
+        if unreadable is not None:
+            if not by_home:
+                raise unreadable
+            _leave_out(Path(location.path), f"the app's own store: {unreadable.message}")
         if not by_home:
             raise CommandError(
                 f"there is no store in {folder} ({replicas.SETTING}), and the app has none here"
