@@ -71,7 +71,7 @@
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define FLAG_SLAVE 0x10 /* a slave: only what its master sends is appended */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x6b86c4c651909750ull
+#define LAYOUT_FINGERPRINT 0x2b6f23df1ba59853ull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -745,25 +745,26 @@ typedef struct control_block {
     uint32_t replicas; /* ha: slaves that are connected */
     uint32_t in_sync; /* ha: members of the in-sync set, this one too */
     uint32_t in_sync_needed; /* ha: so many acknowledge a replicated put (min_in_sync_replicas) */
-    uint8_t pad_10[4];
+    uint32_t confirming; /* ha: 1: reads end at `confirmed`; 0: at the end of the log */
     int64_t epoch; /* ha: in which this store is the elected master; 0: it is none */
     /* ha: CLOCK_BOOTTIME when the lease of that epoch ends, less a margin; replicated puts are refused from then on */
     int64_t lease_until_ms;
-    uint8_t pad_11[24];
+    int64_t confirmed; /* ha: no failover takes back what is below this log position */
+    uint8_t pad_10[16];
     uint64_t put_failed; /* atomic: calls of put whose append was refused or ended in an error */
     uint64_t put_slow; /* atomic: puts that took longer than SLOW_PUT_MS */
     uint64_t room_requests; /* atomic: puts that had to wait for room in the log */
     uint64_t room_wait_ms; /* atomic: how long they waited, all together */
     int64_t room_wait_max_ms; /* atomic: the longest of these waits */
     uint64_t files_made; /* atomic: files of the log that were made */
-    uint8_t pad_12[16];
+    uint8_t pad_11[16];
     /* atomic: gets by milliseconds taken, the bounds of put_latency; readers add what they counted now and then */
     uint64_t get_latency[13];
     int64_t get_time_max_ms; /* atomic: longest get */
     uint64_t get_found; /* atomic: gets that found messages */
     uint64_t get_messages; /* atomic: the messages that they found */
     uint64_t query_count; /* atomic: queries by key */
-    uint8_t pad_13[56];
+    uint8_t pad_12[56];
     shared_mutex locks[16];
 } control_block;
 _Static_assert(offsetof(control_block, magic) == 0, "control_block.magic");
@@ -853,8 +854,10 @@ _Static_assert(offsetof(control_block, replicated) == 2496, "control_block.repli
 _Static_assert(offsetof(control_block, replicas) == 2504, "control_block.replicas");
 _Static_assert(offsetof(control_block, in_sync) == 2508, "control_block.in_sync");
 _Static_assert(offsetof(control_block, in_sync_needed) == 2512, "control_block.in_sync_needed");
+_Static_assert(offsetof(control_block, confirming) == 2516, "control_block.confirming");
 _Static_assert(offsetof(control_block, epoch) == 2520, "control_block.epoch");
 _Static_assert(offsetof(control_block, lease_until_ms) == 2528, "control_block.lease_until_ms");
+_Static_assert(offsetof(control_block, confirmed) == 2536, "control_block.confirmed");
 _Static_assert(offsetof(control_block, put_failed) == 2560, "control_block.put_failed");
 _Static_assert(offsetof(control_block, put_slow) == 2568, "control_block.put_slow");
 _Static_assert(offsetof(control_block, room_requests) == 2576, "control_block.room_requests");

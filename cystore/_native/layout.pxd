@@ -405,8 +405,10 @@ cdef extern from "layout.h" nogil:
         uint32_t replicas
         uint32_t in_sync
         uint32_t in_sync_needed
+        uint32_t confirming
         int64_t epoch
         int64_t lease_until_ms
+        int64_t confirmed
         uint64_t put_failed
         uint64_t put_slow
         uint64_t room_requests

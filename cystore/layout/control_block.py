@@ -242,6 +242,7 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared(
             "in_sync_needed", "uint32_t", "ha", "so many acknowledge a replicated put (min_in_sync_replicas)"
         ),
+        Shared("confirming", "uint32_t", "ha", "1: reads end at `confirmed`; 0: at the end of the log"),
         Shared("epoch", "int64_t", "ha", "in which this store is the elected master; 0: it is none"),
         Shared(
             "lease_until_ms",
@@ -249,6 +250,7 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
             "ha",
             "CLOCK_BOOTTIME when the lease of that epoch ends, less a margin; replicated puts are refused from then on",
         ),
+        Shared("confirmed", "int64_t", "ha", "no failover takes back what is below this log position"),
     ),
     (
         Shared(

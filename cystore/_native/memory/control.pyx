@@ -205,6 +205,13 @@ cdef class Control(ControlFields):
         that to."""
         return load_i64(log_end(self.checked()))
 
+    @property
+    def readable(self):
+        """The end of the log for readers of a store whose master is elected."""
+        cdef control_block* block = self.checked()
+        cdef int64_t wrote = load_i64(&block.wrote)
+        return min(wrote, load_i64(&block.confirmed)) if load_u32(&block.confirming) else wrote
+
     def pool_begins(self, uint32_t buffers):
         """From now on appends go to a pool of buffers. Only for a process that is alone in the store, before its first
         append."""

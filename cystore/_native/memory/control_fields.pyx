@@ -305,6 +305,15 @@ cdef class ControlFields(SharedLocks):
         store_u32(&self.checked().in_sync_needed, value)
 
     @property
+    def confirming(self):
+        """1: reads of this store end at `confirmed`. 0: at the end of the log."""
+        return load_u32(&self.checked().confirming)
+
+    @confirming.setter
+    def confirming(self, uint32_t value):
+        store_u32(&self.checked().confirming, value)
+
+    @property
     def epoch(self):
         """The epoch in which this store is the elected master; 0: it is none."""
         return load_i64(&self.checked().epoch)
@@ -321,6 +330,15 @@ cdef class ControlFields(SharedLocks):
     @lease_until_ms.setter
     def lease_until_ms(self, int64_t value):
         store_i64(&self.checked().lease_until_ms, value)
+
+    @property
+    def confirmed(self):
+        """Each member in sync has the log on its disk below this position: no failover takes it back."""
+        return load_i64(&self.checked().confirmed)
+
+    def raise_confirmed(self, int64_t value):
+        """Raises `confirmed` to `value`. Never lowers it, even while other processes raise it."""
+        raise_i64(&self.checked().confirmed, value)
 
     @property
     def commit_log_file_bytes(self):
