@@ -28,6 +28,7 @@ log = logging.getLogger("cystore")
 IN_BYTES = 4096  # of reports, read at once
 TURN_BYTES = 4 << 20  # shipped to one slave before the others get their turn
 ANSWERS_BYTES_MAX = 64 << 10  # a slave that asks and does not read the answers loses its connection
+NEWS_S = 0.01  # a member that has all of the log hears of the confirmed position this often
 # For one connection: a slave asks for the digest of its last record, and searches for the last common one.
 DIGESTS_MAX, DIGEST_BYTES_MAX = 256, 64 << 20
 
@@ -51,6 +52,8 @@ class SlaveConnection:
         self._control, self._commit_log, self._config = control, commit_log, config
         self._hello, self._secret, self._session = hello, secret, session
         self.member = ""  # the slave's name in the group; "" if it is no member
+        self._confirms = False  # the member takes the confirmed position in the headers
+        self._confirmed = 0  # as the last header had it
         self._nonce = secrets.token_bytes(wire.NONCE_BYTES)
         self._proved = secret is None
         self.acknowledged = -1
@@ -167,7 +170,7 @@ class SlaveConnection:
             )
         asked = wire.Join.parse(data)
         answer = self._session.admit(asked)
-        self.member = asked.member
+        self.member, self._confirms = asked.member, asked.confirms
         self._answer(answer.frame())
 
     def _check_epoch(self, epoch: int) -> None:
@@ -179,6 +182,9 @@ class SlaveConnection:
 
     def _log_header(self, position: int, size: int) -> bytes:
         if self.member and self._session is not None:
+            if self._confirms:
+                self._confirmed = self._control.confirmed
+                return wire.CONFIRMED_HEADER.pack(position, size, self._session.epoch, self._confirmed)
             return wire.EPOCH_HEADER.pack(position, size, self._session.epoch)
         return wire.HEADER.pack(position, size)
 
@@ -257,7 +263,9 @@ class SlaveConnection:
         """Prepares the header of the next frame or of a heartbeat; False if neither is due."""
         position, wrote = self._next, self._control.wrote
         if position >= wrote:
-            if (monotonic_s() - self._sent_s) * 1000 < self._config.ha_send_heartbeat_interval_ms:
+            silent_s = monotonic_s() - self._sent_s
+            has_news = self._confirms and self._control.confirmed > self._confirmed and silent_s >= NEWS_S
+            if not has_news and silent_s * 1000 < self._config.ha_send_heartbeat_interval_ms:
                 return False
             self._out += self._log_header(position, 0)
             return True

@@ -126,10 +126,12 @@ class Master:
             for slave in self._slaves.values()
             if slave.member and slave.acknowledged >= 0
         }
-        position = self._session.acknowledged(
-            positions, control.wrote, control.flushed, self._progress.position, now_s
+        known = max(self._progress.position, control.confirmed)
+        acknowledged, confirmed = self._session.reported(
+            positions, control.wrote, control.flushed, known, now_s
         )
-        self._progress.reported(position)
+        self._progress.confirmed(confirmed)  # first: who put a record, finds it
+        self._progress.reported(acknowledged)
 
     def _hello(self, nonce: str) -> Hello:
         """Reads the minimum before the end, so that it is never above the end if the log is cleaned meanwhile."""

@@ -20,6 +20,7 @@ from cystore.ha.epochs.membership import CutNeededError, Membership
 from cystore.ha.link import wire
 from cystore.ha.link.call import CONNECT_S, MasterCall, readable
 from cystore.ha.link.wire import Hello
+from cystore.ha.slave_progress import SlaveProgress
 
 log = logging.getLogger("cystore")
 
@@ -47,6 +48,7 @@ class Slave:
         # While a member waits for a dead master, it cannot stand for election, so it waits for a short time only.
         wait_s = CONNECT_S if membership is None else min(CONNECT_S, config.ha_lease_ms / 5000)
         self._call = MasterCall(config, master, wait_s)
+        self._progress = SlaveProgress(control, config)
         self._wait_s = wait_s
         self._heard_s = self._reported_s = 0.0
         self._reported = -1
@@ -55,6 +57,7 @@ class Slave:
         self.masters_end = -1  # the end of the master's log, by its frames; -1: not known
         self._asked_whole = False  # this slave asked RocketMQ's master for all but the log's first byte
         self._has_last_file_only = False
+        self._confirmed = -1  # by the master's frames
 
     @property
     def master(self) -> str:
@@ -119,7 +122,8 @@ class Slave:
         self._call.send(membership.join().word())
         joined = wire.Joined.parse(self._call.talk(wire.JOIN))
         membership.joined(joined, self._control.min_physical_offset, self._control.wrote, hello.wrote)
-        self._headers = wire.EPOCH_HEADER
+        self._headers = wire.CONFIRMED_HEADER if joined.confirms else wire.EPOCH_HEADER
+        self._control.confirming = int(joined.confirms)  # a master of an earlier release says nothing of it
 
     def _compare(self, hello: Hello) -> None:
         """Checks that this log is a beginning of the master's log. Raises ReplicationError."""
@@ -212,6 +216,8 @@ class Slave:
             self._heard_s = now_s
         elif (now_s - self._heard_s) * 1000 > self._config.ha_housekeeping_interval_ms:
             raise ReplicationError(f"the master {self.master} sent nothing for {now_s - self._heard_s:.0f} s")
+        if self._confirmed > self._control.confirmed and wrote > self._control.confirmed:
+            self._progress.confirmed(min(self._confirmed, wrote))
         if self._membership is not None and 0 <= self.masters_end <= wrote:
             self._membership.caught_up()
         if (
@@ -262,10 +268,12 @@ class Slave:
         offset, size, *epoch = self._headers.unpack(self._header)
         self._header.clear()
         wire.check_frame(offset, size)
-        if self._membership is not None and epoch != [self._membership.epoch]:
+        if self._membership is not None and epoch[:1] != [self._membership.epoch]:
             raise ReplicationError(
                 f"the master sends epoch {epoch}, but it was elected in {self._membership.epoch}"
             )
+        if len(epoch) > 1:
+            self._confirmed = max(self._confirmed, epoch[1])
         if self._asked_whole:
             offset, size = self._after_first_byte(offset, size)
         if self._copied.is_empty and self._copied.received == 0 and offset > 0 and size:

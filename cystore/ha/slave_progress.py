@@ -82,6 +82,12 @@ class SlaveProgress:
             self._control.raise_replicated(position)
             self._control.wake_key(REPORTED)
 
+    def confirmed(self, position: int) -> None:
+        """Publishes that no failover takes back the log below `position`: readers see it."""
+        if position > self._control.confirmed:
+            self._control.raise_confirmed(position)
+            self._control.wake_committed()
+
     @property
     def position(self) -> int:
         """The highest position that a slave reported."""

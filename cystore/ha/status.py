@@ -20,7 +20,8 @@ OLD_MS = 10_000  # after that, the writing process has ended or stands still
 class ReplicationStatus:
     """`listens`: HOST:PORT of a master that serves. `slaves`: name, reported end of the log (-1: none yet), whether the
     slave is a cystore. A slave has `master`, `connected` and `masters_end` (-1: not known). A member of a group with an
-    elected master has `epoch`, `in_sync`, `state` and `problem`."""
+    elected master has `epoch`, `in_sync`, `state` and `problem`, and `confirmed`: no failover takes back the log below
+    it."""
 
     listens: str = ""
     slaves: tuple[tuple[str, int, bool], ...] = ()
@@ -33,6 +34,7 @@ class ReplicationStatus:
     in_sync: tuple[str, ...] = ()
     state: str = ""
     problem: str = ""
+    confirmed: int = 0
 
     def with_facts(self, **facts: Any) -> ReplicationStatus:
         """A copy with other values."""

@@ -68,6 +68,7 @@ def store_stats(control: Control) -> dict[str, Any]:
         "clock_ahead_ms": store_clock.ahead_ms(control),
         "turns_over_budget": control.turns_over_budget,
         "replicated": control.replicated,
+        "confirmed": control.confirmed if control.confirming else control.wrote,
         "epoch": control.epoch,
         "in_sync": control.in_sync,
         "lease_left_ms": max(control.lease_until_ms - boottime_ms(), 0) if control.epoch else 0,

@@ -362,7 +362,8 @@ class Flusher:
             self.check_files()
         enough = config.flush_commit_log_least_pages * PAGE_BYTES
         old = _now_ms() - self._control.flushed_ms >= config.flush_commit_log_thorough_interval_ms
-        if dirty >= max(enough, 1) or (dirty and old):
+        # Readers of an elected master, or of its replica, wait for the disk.
+        if dirty >= max(enough, 1) or (dirty and (old or control.confirming)):
             self._flush_pages()
         behind = self._control.checkpointed < control.flushed
         if behind and _now_ms() - self._control.checkpointed_ms >= CHECKPOINT_INTERVAL_MS:

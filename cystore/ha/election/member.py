@@ -33,7 +33,7 @@ from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
 from cystore.ha.role import FLAG_SLAVE, Role, advertised, end_slave, role_of
 from cystore.ha.slave import Slave
-from cystore.ha.status import ReplicationStatus, write_status
+from cystore.ha.status import ReplicationStatus, read_status, write_status
 from cystore.services.retention.hold import HoldTable
 from cystore.system.threads import os_threads
 
@@ -75,6 +75,15 @@ class ElectedReplication:
         self._not_handed = ""  # a member that an operator wants, and that could not become master
         self._stood: View | None = None
         self._pausing = os_threads.Flag()
+        self._bound_readers()
+
+    def _bound_readers(self) -> None:
+        """After a restart of all processes: readers see what was confirmed before. All of that is in every log that may
+        become the group's."""
+        confirmed = read_status(self._root).confirmed
+        if role_of(self._manifest.snapshot()).is_elected and confirmed > 0:
+            self._control.raise_confirmed(min(confirmed, self._control.wrote))
+            self._control.confirming = 1
 
     # ------------------------------------------------------------------------------------------------ turns
 
@@ -218,6 +227,9 @@ class ElectedReplication:
         history = history.begun(epoch, start)
         keep_history(self._manifest, history)
         control.lease_until_ms = 0
+        control.confirming = 1
+        if in_sync == {role.member}:  # no other member can be elected before it has all of this log
+            control.raise_confirmed(start)
         self._set_in_sync(in_sync)
         self._open_session(role, keeper, epoch, history, in_sync)
         control.epoch = epoch
@@ -279,6 +291,7 @@ class ElectedReplication:
         except ElectionError as error:
             self._say(str(error))
             return self._pause("etcd does not answer")
+        self._control.confirming = 1
         self._set_in_sync(view.state.in_sync)
         history = history_of(self._manifest.snapshot())
         self._open_session(role, keeper, view.master.epoch, history, view.state.in_sync)
@@ -385,7 +398,7 @@ class ElectedReplication:
             write_status(self._root, self._status())
 
     def _status(self) -> ReplicationStatus:
-        known = ReplicationStatus(state=self._state, problem=self._failed)
+        known = ReplicationStatus(state=self._state, problem=self._failed, confirmed=self._control.confirmed)
         if self._master is not None and self._session is not None:
             slaves = tuple((s.member or s.name, s.acknowledged, s.is_ours) for s in self._master.slaves())
             in_sync = tuple(sorted(self._session.in_sync.committed))

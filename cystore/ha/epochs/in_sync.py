@@ -59,16 +59,24 @@ class InSync:
             if name not in positions:
                 one.goal = -1
 
-    def acknowledged(self, flushed: int) -> int:
-        """The position that every required member has on its disk; `flushed` is the master's own. -1 if there are too
-        few members."""
-        if len(self.committed) < self.needed:
-            return -1
+    def on_every_disk(self, flushed: int) -> int:
+        """The position that every required member has on its disk, whether there are enough members or not; `flushed`
+        is the master's own. -1 if a member has reported nothing yet."""
         others = (
             self._known[name].acknowledged if name in self._known else -1
             for name in self.required - {self.me}
         )
         return min(flushed, *others, flushed)
+
+    def acknowledged(self, flushed: int) -> int:
+        """The position up to which puts are acknowledged: `on_every_disk`, or -1 if there are too few members."""
+        return -1 if len(self.committed) < self.needed else self.on_every_disk(flushed)
+
+    def confirmed(self, flushed: int, start: int) -> int:
+        """The position up to which readers see records. Earlier epochs wrote the log below `start`, and every member of
+        the set is in their succession: for that part the number of members does not matter."""
+        position = self.on_every_disk(flushed)
+        return min(position, start) if len(self.committed) < self.needed else position
 
     def wanted(self, positions: Mapping[str, int], acknowledged: int, now_s: float) -> frozenset[str] | None:
         """The set that etcd should have; None if etcd has it, or has not answered a request yet.

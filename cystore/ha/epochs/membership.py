@@ -31,7 +31,7 @@ class Membership:
 
     def join(self) -> Join:
         history = history_of(self._manifest.snapshot())
-        return Join(self._group, self._member, history.last_epoch, history.log_id)
+        return Join(self._group, self._member, history.last_epoch, history.log_id, confirms=True)
 
     def joined(self, answer: Joined, begin: int, end: int, masters_end: int) -> None:
         """Compares this log of [begin, end) with the master's by their epochs. Raises CutNeededError,

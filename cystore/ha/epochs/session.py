@@ -40,20 +40,22 @@ class Session:
             raise ReplicationError(
                 f"the member {asked.member} knows epoch {asked.epoch}, this master has {self.epoch}"
             )
-        return Joined(self.epoch, self.history.as_json())
+        return Joined(self.epoch, self.history.as_json(), confirms=asked.confirms)
 
-    def acknowledged(
+    def reported(
         self, positions: Mapping[str, int], wrote: int, flushed: int, known: int, now_s: float
-    ) -> int:
+    ) -> tuple[int, int]:
         """Takes the members' reports, and proposes another in-sync set if necessary. Returns the position up to which
-        each member in sync has the log on its disk. `known` is the position acknowledged before."""
+        puts are acknowledged, and the one up to which readers see records: each member in sync has the log on its disk
+        so far. `known` is the highest of these positions before."""
         self.in_sync.reported(positions, wrote, now_s)
-        position = self.in_sync.acknowledged(flushed)
-        wanted = self.in_sync.wanted(positions, max(position, known), now_s)
+        acknowledged = self.in_sync.acknowledged(flushed)
+        confirmed = self.in_sync.confirmed(flushed, self.history.begins[-1].start)
+        wanted = self.in_sync.wanted(positions, max(confirmed, known), now_s)
         if wanted is not None:
             self.in_sync.pending = wanted
             self.propose(wanted)
-        return position
+        return acknowledged, confirmed
 
     def answered(self, in_sync: frozenset[str], has: bool) -> None:
         """Takes etcd's answer: whether it has the proposed set."""

@@ -40,6 +40,8 @@ class Numbers:
 REPORT, HEADER, RANGE, LENGTH = Numbers(8), Numbers(8, 4), Numbers(8, 8), Numbers(4)
 # Between members of a group, the epoch follows in each header of the log and in each report of a position.
 EPOCH_REPORT, EPOCH_HEADER = Numbers(8, 8), Numbers(8, 4, 8)
+# The confirmed position follows the epoch, if both sides said so as the member joined.
+CONFIRMED_HEADER = Numbers(8, 4, 8, 8)
 
 HELLO = -1  # slave: "I am a cystore"; master: a frame of Hello
 PROOF = -2  # slave: its nonce and its proof of the secret; master: its own proof
@@ -98,12 +100,14 @@ class Hello:
 
 @dataclass(frozen=True)
 class Join:
-    """A member's words about itself. `epoch`: the newest epoch that it knows. `log_id`: "" for an empty log."""
+    """A member's words about itself. `epoch`: the newest epoch that it knows. `log_id`: "" for an empty log.
+    `confirms`: it takes the confirmed position in the headers; members of earlier releases do not."""
 
     group: str
     member: str
     epoch: int
     log_id: str
+    confirms: bool = False
 
     def word(self) -> bytes:
         data = json.dumps(asdict(self)).encode()
@@ -112,7 +116,8 @@ class Join:
     @classmethod
     def parse(cls, data: bytes) -> Join:
         """Raises ReplicationError."""
-        join = cls(**_fields(data, group=str, member=str, epoch=int, log_id=str))
+        fields = _fields(data, {"confirms": False}, group=str, member=str, epoch=int, log_id=str)
+        join = cls(**fields)
         if not NAME.fullmatch(join.member):
             raise ReplicationError(f"the peer joins as {join.member[:100]!r}, which is no name of a member")
         return join
@@ -120,10 +125,12 @@ class Join:
 
 @dataclass(frozen=True)
 class Joined:
-    """The master's epoch, and the history of its log as JSON values."""
+    """The master's epoch, and the history of its log as JSON values. `confirms`: its headers have the confirmed
+    position."""
 
     epoch: int
     history: Any
+    confirms: bool = False
 
     def frame(self) -> bytes:
         return talk(JOIN, json.dumps(asdict(self)).encode())
@@ -131,17 +138,20 @@ class Joined:
     @classmethod
     def parse(cls, data: bytes) -> Joined:
         """Raises ReplicationError."""
-        return cls(**_fields(data, epoch=int, history=dict))
+        return cls(**_fields(data, {"confirms": False}, epoch=int, history=dict))
 
 
-def _fields(data: bytes, **types: type) -> dict[str, Any]:
+def _fields(data: bytes, defaults: dict[str, Any], **types: type) -> dict[str, Any]:
     try:
         found: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ReplicationError(f"the peer's words cannot be read: {error!r}") from None
     if not isinstance(found, dict) or any(type(found.get(name)) is not kind for name, kind in types.items()):
         raise ReplicationError(f"the peer's words make no sense: {str(found)[:200]}")
-    return {name: found[name] for name in types}
+    more = {name: found.get(name, value) for name, value in defaults.items()}
+    if any(type(more[name]) is not type(value) for name, value in defaults.items()):
+        raise ReplicationError(f"the peer's words make no sense: {str(found)[:200]}")
+    return {**{name: found[name] for name in types}, **more}
 
 
 def talk(kind: int, data: bytes) -> bytes:

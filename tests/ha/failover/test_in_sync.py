@@ -88,3 +88,13 @@ def test_a_member_that_lost_what_it_had_acknowledged_goes_at_once():
     assert members.wanted({"a": 60}, 60, 1.0) is None
     members.reported({"a": 40}, 60, 1.1)
     assert members.wanted({"a": 40}, 60, 1.1) == {"m"}
+
+
+def test_what_earlier_epochs_wrote_is_confirmed_by_fewer_members_than_a_put_needs():
+    members = made(needed=2)
+    assert members.acknowledged(90) == -1
+    assert members.confirmed(90, 60) == 60 and members.confirmed(50, 60) == 50
+    members = made("a", needed=2)
+    assert members.confirmed(90, 60) == -1  # nobody knows what a has
+    members.reported({"a": 80}, 90, 1.0)
+    assert members.confirmed(90, 60) == members.acknowledged(90) == 80
