@@ -152,6 +152,7 @@ class StoreConfig(_Given):
     ha_in_sync_lag_ms: int = 3_000
     min_in_sync_replicas: int = 1
     ha_truncate_diverged: bool = False
+    read_unconfirmed: bool = False  # reads show records that a failover may take back
 
     create: bool = True  # make a missing store; False: that is an error
     exclusive: bool = False

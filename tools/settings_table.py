@@ -136,6 +136,7 @@ STORE: dict[str, str] = {
     "ha_in_sync_lag_ms": "elected: a member that has not caught up for this time leaves the in-sync set",
     "min_in_sync_replicas": "elected: replicated puts need this number of members in sync, the master included",
     "ha_truncate_diverged": "slave: if its log differs from its master's, cut it at the last common record",
+    "read_unconfirmed": "elected: reads also show what a failover may take back",
     "services": "services that this process runs in threads",
 }
 

@@ -221,8 +221,10 @@ class Dispatcher:
         wrote = control.wrote
         parts.reader.help_dispatch()  # damage below the dispatched position is a known hole
         end = control.dispatched
-        self._behind = end < wrote or (self._durable_only and control.flushed < end)
-        limit = min(end, control.flushed) if self._durable_only else end
+        limit = min(end, parts.reader.log_end)
+        if self._durable_only:
+            limit = min(limit, control.flushed)
+        self._behind = end < wrote or limit < end
         at, minimum = self._position, control.min_physical_offset
         if at < minimum:
             log.warning(

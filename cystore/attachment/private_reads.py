@@ -83,6 +83,8 @@ def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None)
     scan that follows the parts."""
     parts = attached()
     if parts.ground is None:
+        if not parts.reader.is_whole:
+            end = parts.reader.log_end if end is None else min(check_offset(end), parts.reader.log_end)
         return parts.commit_log.scan(begin, end, over_cleaned=True)
     first, last = (None if at is None else check_offset(at) for at in (begin, end))
     return _followed_scan(attached, first, last)

@@ -393,18 +393,19 @@ def append_once(
 
 
 def _unique_keys(store: MessageStore, wanted: Sequence[tuple[str, str]]) -> set[str]:
-    """The pairs (topic, unique key) that the store has, dispatched or not."""
-    covered = store.catch_up()
-    found = {key for topic, key in wanted if store.query(topic, key, 1)}
-    keys = {key for _, key in wanted}
-    return found | {m.unique_key for m in store.scan(covered) if m.unique_key in keys}
+    """The pairs (topic, unique key) that the store has, dispatched or not, confirmed or not."""
+    whole, keys = store.whole, {key for _, key in wanted}
+    behind = {m.unique_key for m in whole.scan_undispatched() if m.unique_key in keys}
+    return behind | {key for topic, key in wanted if whole.query(topic, key, 1)}
 
 
 def _is_late(backend: CystoreBackend, one: dict[str, Any]) -> bool:
     """Whether a task's begin came after its end: messages overtake each other, and a reader takes the newest record."""
     if one["topic"] != records.RESULTS or one["tags"] in states.READY_STATES or not one["body"]:
         return False
-    newest = backend.latest(records.id_of(one["keys"][0]))
+    newest = records.fold(backend.store.whole.query(records.RESULTS, one["keys"][0], records.FIRST_LOOK))
+    if newest is None:
+        newest = backend.latest(records.id_of(one["keys"][0]))
     return (
         newest is not None
         and newest.tags in states.READY_STATES

@@ -288,5 +288,5 @@ def _lock_path(store: MessageStore) -> Any:
 
 def _running(store: MessageStore, key: str) -> str | None:
     """The id of the task that began last with a key."""
-    found = store.query(RUNS, key, 1)
+    found = store.whole.query(RUNS, key, 1)
     return found[0].properties.get("task_id") if found else None

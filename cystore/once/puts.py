@@ -81,7 +81,7 @@ def _known(parts: Attachment, topic: str, key: str, window_ms: int) -> PutResult
     """The oldest message of the window with the key. A store timestamp ahead of the clock is inside of every window."""
     parts.control.commit()
     begin_ms = max(clock.now_ms(parts.control) - window_ms, 0)
-    found = parts.reader.query(topic, key, INT32_MAX, begin_ms=begin_ms, with_expired=True)
+    found = parts.reader.whole.query(topic, key, INT32_MAX, begin_ms=begin_ms, with_expired=True)
     for message in reversed(found):
         if message.unique_key == key:
             return place_of(message)

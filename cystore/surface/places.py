@@ -12,6 +12,7 @@ from cystore.derived.reading.by_key import DEFAULT_COUNT, FOREVER_MS
 from cystore.engine.inspect.message_id import MessageId, read_by_id
 from cystore.engine.inspect.queue_offset import queue_offset_in
 from cystore.engine.log.ages import Ages
+from cystore.surface.whole import WholeLog
 
 
 class StorePlaces(ABC):
@@ -21,6 +22,11 @@ class StorePlaces(ABC):
 
     @abstractmethod
     def _attached(self) -> Attachment: ...
+
+    @property
+    def whole(self) -> WholeLog:
+        """Reads up to the log's end, where `get`, `query` and `scan` end at the confirmed position."""
+        return WholeLog(self._attached)
 
     def read_by_id(self, message_id: MessageId | str) -> Message:
         """The record with RocketMQ's message id (viewMessage). Raises MessageIllegalError for text that is no message

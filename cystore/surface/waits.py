@@ -63,8 +63,9 @@ class StoreWaits(ABC):
 
     @property
     def wrote_position(self) -> int:
-        """The physical offset behind the last record (or blank): the next append begins there."""
-        return self._attached().control.wrote
+        """The physical offset behind the last record (or blank) that reads show. The next append begins there; where
+        the master is elected, it may begin later, because reads end at the confirmed position."""
+        return self._attached().reader.log_end
 
     def catch_up(self) -> int:
         """Helps to dispatch, as every read does, and returns the log position below which `get` and `query` see
@@ -86,9 +87,9 @@ class StoreWaits(ABC):
         until = monotonic_s() + wait_s(timeout_s)
         physical_offset = check_offset(physical_offset)
         while True:
-            control = self._attached().control
-            seen = control.append_seq
-            if control.wrote > physical_offset:
+            parts = self._attached()
+            control, seen = parts.control, parts.control.append_seq
+            if parts.reader.log_end > physical_offset:
                 return True
             left_s = min(WAIT_SLICE_S, until - monotonic_s())
             if left_s <= 0:

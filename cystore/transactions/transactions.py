@@ -202,7 +202,7 @@ class Transactions:
         """The error for a transaction that is ended or unknown, with its outcome if that is known."""
         found = [
             op.properties[OUTCOME]
-            for op in self._store.query(OP_TOPIC, transaction)
+            for op in self._store._attached().reader.whole.query(OP_TOPIC, transaction)
             if op.properties.get(OUTCOME) in OUTCOMES
         ]
         what = f"it was {OUTCOMES[found[0]]}" if found else "the store knows no open transaction of this id"
@@ -215,7 +215,7 @@ class Transactions:
         if parts.transactions is None:
             offsets = self._store.groups.offsets(GROUP)
             parts.transactions = TransactionTable(
-                parts.reader.get, offsets.get((HALF_TOPIC, 0), 0), offsets.get((OP_TOPIC, 0), 0)
+                parts.reader.whole.get, offsets.get((HALF_TOPIC, 0), 0), offsets.get((OP_TOPIC, 0), 0)
             )
         assert isinstance(parts.transactions, TransactionTable)
         return parts.transactions

@@ -257,7 +257,9 @@ class Chords:
         token = uuid.uuid4().hex
         lives_ms = int(float(backend.app.conf.get("cystore_chord_claim_s") or CLAIM_S) * 1000)
         own = str(homes.own_id(backend))
-        self._put(own, [_record(CLAIM, group_id, run_id, claim=token, lives_ms=str(lives_ms))], flush="async")
+        # The look behind it must see the claim: an elected master shows it when its members in sync have it.
+        flush = None if store.epoch else "async"
+        self._put(own, [_record(CLAIM, group_id, run_id, claim=token, lives_ms=str(lives_ms))], flush=flush)
         run = table.look(store, group_id, run_id)
         if run.done or run.claim is None or run.claim.token != token:
             return False  # another worker was first, in the order of the log

@@ -64,7 +64,9 @@ INT32_MAX = (1 << 31) - 1
 
 
 class Reader:
-    """Reads one store, from any thread."""
+    """Reads one store, from any thread. `is_whole`: reads go to the end of the log."""
+
+    is_whole = True
 
     def __init__(
         self,
@@ -111,6 +113,16 @@ class Reader:
         if not control.read_only or control.pooled:  # a pool's next offset counts what is not committed
             return dispatched
         return max(dispatched, control.queue_next(slot))
+
+    @property
+    def whole(self) -> Any:
+        """`get` and `query` up to the end of the log: for decisions about what this store itself appended."""
+        return self
+
+    @property
+    def log_end(self) -> int:
+        """The log position where reads end."""
+        return self._control.wrote
 
     @property
     def covered(self) -> int:

@@ -96,6 +96,9 @@ def check_equal(master: cystore.MessageStore, slave: cystore.MessageStore) -> No
     """The slave's log, queues and index are those of the master, as far as the slave's log goes."""
     begin, end = slave.stats()["min_physical_offset"], wrote(slave)
     assert end == wrote(master)
+    until(
+        lambda: slave.wrote_position == master.wrote_position == end
+    )  # in a group reads show what is confirmed
     ours = log_bytes(slave.path, begin, end)
     assert len(ours) == end - begin
     assert ours == log_bytes(master.path, begin, end)

@@ -1,0 +1,158 @@
+"""Reads of a store whose master is elected: they end at the confirmed position, below which no failover takes a record
+back.
+
+The position is that of DefaultMessageStore.getConfirmOffset; RocketMQ's dispatch stops there. Here dispatch goes on,
+because the store's own decisions need the whole log (`Reader.whole`), and the readers stop. A pool of buffers bounds
+readers by its commits in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from cystore._native.lookup.get_result import GetResult
+from cystore._native.lookup.key_reader import QueryResult
+from cystore._native.record.message import Message
+from cystore.derived.reading.by_key import DEFAULT_COUNT
+from cystore.derived.reading.reader import Reader
+from cystore.derived.reading.request import outside
+from cystore.filters.given_filter import Filter
+from cystore.layout import field_of
+from cystore.results import GetStatus
+
+_PLACE, _PLACE_CODEC = field_of("record", "physical_offset")
+
+
+class WholeLog:
+    """The reads of a `ConfirmedReader` up to the end of the log; all else is the reader's."""
+
+    def __init__(self, reader: ConfirmedReader) -> None:
+        self._reader = reader
+        self.get = partial(Reader.get, reader)
+        self.query = partial(Reader.query, reader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+
+class ConfirmedReader(Reader):
+    """A reader for a store whose master is elected."""
+
+    is_whole = False
+
+    @property
+    def whole(self) -> Any:
+        return WholeLog(self)
+
+    @property
+    def log_end(self) -> int:
+        return self._control.readable
+
+    @property
+    def covered(self) -> int:
+        return min(super().covered, self._control.readable)
+
+    def end_of(self, slot: int) -> int:
+        end, control = super().end_of(slot), self._control
+        readable = control.readable
+        return end if readable >= control.wrote else min(end, self._confirmed_end(slot, readable))
+
+    def _confirmed_end(self, slot: int, readable: int) -> int:
+        """The queue offset behind a queue's last confirmed message. A queue's messages are in the order of the log."""
+        return self._queues.get(slot).offset_at(readable)
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int = 32,
+        *,
+        tags: str | None = None,
+        filter: Filter | None = None,
+        group: str | None = None,
+        raw: bool = False,
+    ) -> GetResult:
+        """See Reader.get. The queue ends behind its last confirmed message."""
+        result = super().get(
+            topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, group=group, raw=raw
+        )
+        control = self._control
+        readable = control.readable
+        if readable >= control.wrote:
+            return result
+        slot = control.find_queue(topic, queue_id)
+        if slot < 0:
+            return result
+        end = self._confirmed_end(slot, readable)
+        if result.max_offset <= end:
+            return result
+        if queue_offset >= end:
+            beyond = outside(queue_offset, result.min_offset, end, max(end, queue_offset))
+            assert beyond is not None
+            if raw:
+                beyond.raw, beyond.record_offsets = b"", result.record_offsets[:0]
+            return beyond
+        result.max_offset, result.next_offset = end, min(result.next_offset, end)
+        if raw:
+            _cut_raw(result, readable)
+        else:
+            result.messages = [message for message in result.messages if _is_below(message, readable)]
+        if result.status is GetStatus.FOUND and not (result.record_offsets if raw else result.messages):
+            result.status = GetStatus.NO_MATCHED_MESSAGE
+        return result
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        max_count: int = DEFAULT_COUNT,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        with_expired: bool = False,
+    ) -> QueryResult:
+        """See Reader.query. The newest confirmed messages."""
+        control, count = self._control, max_count
+        while True:
+            found = super().query(
+                topic, key, count, begin_ms=begin_ms, end_ms=end_ms, with_expired=with_expired
+            )
+            readable = control.readable
+            kept = [message for message in found if _is_below(message, readable)]
+            missing = max_count - len(kept)
+            if len(kept) == len(found) or missing <= 0 or len(found) < count:
+                return QueryResult(kept[:max_count], found.damaged)
+            count += missing
+
+    def query_many(
+        self, topic: str, keys: Iterable[str], max_count: int = DEFAULT_COUNT
+    ) -> dict[str, QueryResult]:
+        """See Reader.query_many."""
+        found = super().query_many(topic, keys, max_count)
+        readable = self._control.readable
+        for key, messages in found.items():
+            if not all(_is_below(message, readable) for message in messages):
+                found[key] = self.query(topic, key, max_count)
+        return found
+
+
+def _is_below(message: Message, position: int) -> bool:
+    return (message.physical_offset or 0) + (message.size_bytes or 0) <= position
+
+
+def _cut_raw(result: GetResult, readable: int) -> None:
+    """Leaves out the records behind a position, in the form of ``raw=True``."""
+    raw, offsets = result.raw or b"", result.record_offsets
+    count = next(
+        (
+            number
+            for number, at in enumerate(offsets)
+            if _PLACE_CODEC.unpack_from(raw, at + _PLACE)[0] >= readable
+        ),
+        len(offsets),
+    )
+    if count < len(offsets):
+        result.raw, result.record_offsets = raw[: offsets[count]], offsets[:count]

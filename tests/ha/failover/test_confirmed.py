@@ -1,0 +1,202 @@
+"""Goal: readers of an elected master see nothing that a failover may take back. Method: a real group whose replicas
+stand still, read by another process of the master's host; and a store whose confirmed position is set by hand, compared
+with what all reads give without a bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import cystore
+from cystore.ha.role import end_slave
+from tests.support.ha.etcd import EtcdServer, needs_etcd
+from tests.support.ha.ha_pair import QUICK, free_port, until
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
+
+OPENED = "import cystore; store = cystore.open(path, **settings)"
+PUT = """
+RESULT = {"content_type": "application/json", "content_encoding": "utf-8"}
+def put(body, **more):
+    return store.put("T", body, keys=("k",), tags="t", **more).physical_offset
+def put_result(task_id):
+    store.put("celery_results", b'{"status": "SUCCESS", "result": 7, "task_id": "%s"}' % task_id.encode(),
+              keys=(task_id,), tags="SUCCESS", properties=RESULT)
+def acknowledged():
+    try:
+        return put(b"first", flush="replicated") >= 0
+    except cystore.StoreError:
+        return False
+"""
+READ = """
+import celery
+app = celery.Celery(broker="memory://", backend=f"cystore://{path}?services=none")
+consumer = store.consumer("g", "T", begin="first")
+consumed = []
+def bodies(messages):
+    return [bytes(message.body).decode() for message in messages if message.topic == "T"]
+def seen():
+    consumed.extend(bodies(consumer.poll(10, timeout_s=0.01)))
+    return {
+        "get": bodies(store.get("T", 0, 0).messages),
+        "query": bodies(store.query("T", "k"))[::-1],
+        "query_many": bodies(store.query_many("T", ["k"])["k"])[::-1],
+        "scan": bodies(store.scan()),
+        "consumed": list(consumed),
+    }
+def waits(known, end):
+    return store.wait("T", 0, known, 0.01), store.wait_log(end, 0.01), store.topics()["T"][0].max_offset > known
+def state():
+    return app.AsyncResult("task-1").state
+"""
+
+
+def settings(etcd: EtcdServer, name: str, **more: Any) -> dict[str, Any]:
+    return {
+        **SETTINGS,
+        **QUICK,
+        "services": "all",
+        "broker_role": "elected",
+        "ha_group": "g",
+        "ha_member": name,
+        "ha_listen_port": free_port(),
+        "ha_etcd_endpoints": etcd.url,
+        "ha_lease_ms": 10_000,
+        "ha_in_sync_lag_ms": 60_000,
+        "slave_timeout_ms": 2_000,
+        **more,
+    }
+
+
+@needs_etcd
+def test_another_process_sees_a_record_when_the_replicas_have_it(tmp_path):
+    with (
+        EtcdServer(tmp_path / "etcd") as etcd,
+        Process() as a,
+        Process() as b,
+        Process() as c,
+        Process() as reader,
+    ):
+        members = {"a": a, "b": b, "c": c}
+        for name, member in members.items():
+            member.do(OPENED, path=str(tmp_path / name), settings=settings(etcd, name))
+            if name == "a":
+                a.do(PUT)
+                until(lambda: a.do("acknowledged()"))
+        until(lambda: a.do("store.stats()['in_sync']") == 3)
+        a.do("begun = put(b'first', flush='replicated')")
+        reader.do(OPENED, path=str(tmp_path / "a"), settings={"services": "none"})
+        first = a.do("len(list(store.scan()))") * ["first"]
+        reader.do(READ)
+        known, end = len(first), reader.do("store.wrote_position")
+        assert all(bodies == first for bodies in reader.do("seen()").values())
+        b.stop()
+        c.stop()
+        try:
+            a.do("at = put(b'second'); store.flush(); put_result('task-1')")
+            assert a.do("store.wrote_position") <= a.do("at")
+            for _ in range(3):
+                assert all(bodies == first for bodies in reader.do("seen()").values())
+                assert reader.do("waits(known, end)", known=known, end=end) == [False] * 3
+                assert reader.do("state()") == "PENDING"
+            with cystore.open(tmp_path / "a", services="none", read_unconfirmed=True) as chosen:
+                assert [bytes(m.body) for m in chosen.get("T", 0, len(first)).messages] == [b"second"]
+        finally:
+            b.go_on()
+            c.go_on()
+        assert reader.do("store.wait('T', 0, known, 30)", known=known)
+        both = [*first, "second"]
+        until(lambda: all(bodies == both for bodies in reader.do("seen()").values()))
+        assert reader.do("waits(known, end)", known=known, end=end) == [True] * 3
+        until(lambda: reader.do("state()") == "SUCCESS")
+        # A replica hears of it from its master.
+        until(lambda: b.do("[bytes(m.body).decode() for m in store.get('T', 0, 0).messages]") == both)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of a group without a master: the test says what is confirmed."""
+    group = {
+        "broker_role": "elected",
+        "ha_group": "g",
+        "ha_member": "m",
+        "ha_etcd_endpoints": "http://127.0.0.1:1",
+    }
+    with cystore.open(tmp_path / "s", **SETTINGS, **group) as store:
+        end_slave(store._attached().control)
+        yield store
+
+
+def places(messages: Any) -> list[int]:
+    return [message.physical_offset for message in messages]
+
+
+def raw_places(result: Any) -> list[int]:
+    return [int.from_bytes(result.raw[at + 28 : at + 36], "big") for at in result.record_offsets]
+
+
+def every(store: cystore.MessageStore, queue_id: int, count: int, **asked: Any) -> list[int]:
+    found, at = [], 0
+    for _ in range(10_000):
+        result = store.get("T", queue_id, at, count, **asked)
+        found += raw_places(result) if asked.get("raw") else places(result.messages)
+        if result.next_offset <= at:
+            return found
+        at = result.next_offset
+    raise AssertionError("a get without end")
+
+
+def test_each_read_ends_at_the_confirmed_position(store, rng):
+    puts = [
+        store.put(
+            "T", bytes(rng.randrange(900)), queue_id=rng.randrange(3), keys=(f"k{rng.randrange(5)}",),
+            tags=rng.choice("ab"),
+        )
+        for _ in range(120)
+    ]  # fmt: skip
+    control, everything = store._attached().control, list(store.scan())
+    assert len(everything) == len(puts)
+    control.confirming = 1
+    ends = sorted({0, *(one.physical_offset + one.size_bytes for one in rng.sample(puts, 12)), control.wrote})
+    for end in ends:
+        control.raise_confirmed(end)
+        below = [message for message in everything if message.physical_offset < end]
+        assert store.wrote_position == end == store.stats()["confirmed"]
+        assert places(store.scan()) == places(below) == places(store.scan(0, control.wrote))
+        assert store.catch_up() <= end
+        for queue_id, there in store.topics().get("T", {}).items():
+            mine = [message for message in below if message.queue_id == queue_id]
+            assert there.max_offset == len(mine)
+            for count in (1, 7, 1000):
+                assert every(store, queue_id, count) == places(mine)
+                assert every(store, queue_id, count, raw=True) == places(mine)
+                tagged = places(message for message in mine if message.tags == "a")
+                assert every(store, queue_id, count, tags="a") == tagged
+            beyond = store.get("T", queue_id, len(mine))
+            status = "OFFSET_OVERFLOW_ONE" if mine else "NO_MESSAGE_IN_QUEUE"
+            assert (beyond.status.name, beyond.next_offset) == (status, len(mine))
+            assert not store.wait("T", queue_id, len(mine), 0)
+            assert not mine or store.wait("T", queue_id, len(mine) - 1, 0)
+        many = store.query_many("T", [f"k{number}" for number in range(5)], 4)
+        for number in range(5):
+            mine = [message for message in below if f"k{number}" in message.keys][::-1]
+            for count in (1, 4, 1000):
+                assert places(store.query("T", f"k{number}", count)) == places(mine[:count])
+            assert places(many[f"k{number}"]) == places(mine[:4])
+    assert places(store.scan()) == places(everything)
+
+
+def test_what_a_store_decides_itself_sees_the_whole_log(store):
+    store._attached().control.confirming = 1
+    once = store.put_once("T", b"one", dedup_key="d", window_ms=60_000)
+    again = store.put_once("T", b"two", dedup_key="d", window_ms=60_000)
+    assert again.place == once.place and not again.is_new
+    assert store.get("T", 0, 0).messages == [] and store.query("T", "d") == []
+    assert places(store.whole.query("T", "d")) == [once.place.physical_offset]
+    assert store.next_queue_offset("T", 0) == 1
+
+
+def test_a_plain_store_keeps_the_reads_of_the_kernel(tmp_path):
+    with cystore.open(tmp_path / "s", **SETTINGS) as plain:
+        assert {"get", "read", "query"} <= plain.__dict__.keys()
