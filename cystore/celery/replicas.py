@@ -17,13 +17,17 @@ from cystore import StoreError
 from cystore.engine.inspect.recognize import is_store
 from cystore.engine.manifest.manifest import read_facts
 from cystore.ha.home import SECTION, home_of
-from cystore.ha.role import role_of
+from cystore.ha.role import is_copied, role_of
 from cystore.ha.status import read_status
 from cystore.system import files
 
 log = logging.getLogger("cystore.celery")
 
 SETTING = "cystore_replicas"
+COPIED = (
+    "it is a copy of the store of a home, which has its master elsewhere; if that is gone for good, open the copy once "
+    'with broker_role="async_master"'
+)
 LeftOut = Callable[[Path, str], None]
 _reported: set[tuple[Path, Path]] = set()
 
@@ -104,13 +108,20 @@ def _by_home(paths: Iterable[Path], but: str, left_out: LeftOut | None) -> dict[
 
 
 def is_replicated(path: Path) -> bool:
-    """Whether other hosts may have the log of a store: it is, or was, a slave or a member of a group."""
+    """Whether other hosts may have the log of a store: it is, or was, a slave or a member of a group. Not a copy of
+    such a store: the home's master is elsewhere, and the copy does not follow it."""
     try:
         facts = read_facts(path)[0]
+        role = role_of(facts)
+        if role.is_slave:
+            return True
+        copied = is_copied(path, facts)
     except (OSError, StoreError):
         return False
-    role = role_of(facts)
-    return role.is_slave or role.is_elected or SECTION in facts.sections
+    if copied and (path, path) not in _reported:
+        _reported.add((path, path))
+        log.warning("%s is not served: %s", path, COPIED)
+    return not copied and (role.is_elected or SECTION in facts.sections)
 
 
 def lag_text(path: Path, last_ms: int, time_text: str) -> str:

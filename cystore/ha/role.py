@@ -4,6 +4,7 @@ knows it."""
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -14,11 +15,13 @@ from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.errors import StoreConfigError
 from cystore.ha.link.address import address_of, endpoints_of
 from cystore.layout import FLAGS
+from cystore.system import files
 
 log = logging.getLogger("cystore")
 
 ROLES = get_args(BrokerRole)
 SECTION = "replication"  # in the manifest
+PLACE = "place"  # in the manifest of a member of a group, and of a slave that became the master
 EVERYWHERE = ("0.0.0.0", "::")  # to listen on
 FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 
@@ -61,6 +64,26 @@ def role_of(facts: Facts) -> Role:
     return Role(found["role"], *(text if isinstance(text, str) else "" for text in texts))
 
 
+def place_of(root: Path) -> int:
+    """A number of a directory that a copy of it does not have: its inode. The device is no part of it, because its
+    number may change when the host starts."""
+    with files.translated(root):
+        return os.stat(root).st_ino
+
+
+def is_copied(root: Path, facts: Facts) -> bool:
+    """Whether a store is a copy: its manifest was written in another directory, by a member of a group, or by a slave
+    that became the master. The log of the copy may be old, and the other directory may be in use."""
+    return facts.sections.get(PLACE) not in (None, place_of(root))
+
+
+def keep_place(manifest: Manifest, root: Path) -> None:
+    """Notes that this directory, and no copy of it, has the role in its manifest."""
+    place = place_of(root)
+    if manifest.snapshot().sections.get(PLACE) != place:
+        manifest.set_section(PLACE, place)
+
+
 def master_of(manifest: Manifest, root: Path) -> str:
     """The address of a slave's master, or of the elected one; "" if it is not known."""
     from cystore.ha.status import read_status  # nearly no open needs it
@@ -85,6 +108,9 @@ def enter_role(manifest: Manifest, config: StoreConfig) -> None:
         if not role.master:
             raise StoreConfigError("a slave needs ha_master_address, HOST:PORT of its master")
         address_of(role.master)
+    was_slave = known.is_slave or PLACE in manifest.snapshot().sections
+    if was_slave and config.gives("broker_role") and not role.is_slave and not role.is_elected:
+        keep_place(manifest, manifest.path.parent)
     if role != known:
         manifest.set_section(SECTION, role.as_json())
         now = f"a slave of {role.master}" if role.is_slave else role.broker_role

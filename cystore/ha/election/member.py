@@ -23,7 +23,7 @@ from cystore.ha.copied_log import CopiedLog
 from cystore.ha.election.etcd import Etcd
 from cystore.ha.election.group import Elected, Group, View
 from cystore.ha.election.keeper import Keeper
-from cystore.ha.epochs.history import History, history_of, keep_history
+from cystore.ha.epochs.history import History, doubt_history, history_of, keep_history
 from cystore.ha.epochs.in_sync import InSync
 from cystore.ha.epochs.membership import CutNeededError, Membership
 from cystore.ha.epochs.session import Session
@@ -31,7 +31,16 @@ from cystore.ha.epochs.truncation import order_truncation, ordered_truncation
 from cystore.ha.home import new_log_id
 from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
-from cystore.ha.role import FLAG_SLAVE, Role, advertised, end_slave, role_of
+from cystore.ha.role import (
+    FLAG_SLAVE,
+    Role,
+    advertised,
+    end_slave,
+    is_copied,
+    keep_place,
+    place_of,
+    role_of,
+)
 from cystore.ha.slave import Slave
 from cystore.ha.status import ReplicationStatus, read_status, write_status
 from cystore.services.retention.hold import HoldTable
@@ -103,6 +112,7 @@ class ElectedReplication:
         return Progress(done, more=not self._stopping())
 
     def _enter(self, role: Role) -> Keeper:
+        self._look_at_place()
         lease_ms = self._config.ha_lease_ms
         timeout_s = lease_ms / 1000 / TIMEOUTS_OF_LEASE
         self._group = Group(Etcd(self._config, role.etcd, timeout_s), role.group)
@@ -110,6 +120,15 @@ class ElectedReplication:
         watched = Group(Etcd(self._config, role.etcd, timeout_s), role.group)
         self._keeper = Keeper(self._control, watched, lease_ms)
         return self._keeper
+
+    def _look_at_place(self) -> None:
+        """A copy of a member, for example a restored backup, may lack records that the member acknowledged."""
+        if is_copied(self._root, self._manifest.snapshot()):
+            log.warning(
+                "%s: a copy of another member's directory: no candidate before it has caught up", self._root
+            )
+            doubt_history(self._manifest)
+        keep_place(self._manifest, self._root)
 
     def _turn(self, role: Role, keeper: Keeper) -> int:
         view, epoch = keeper.view, self._control.epoch
@@ -145,7 +164,8 @@ class ElectedReplication:
 
     @property
     def _store_id(self) -> str:
-        return self._manifest.snapshot().store_id
+        """A copy of the directory has another one, so it does not take the lease of this store for its own."""
+        return f"{self._manifest.snapshot().store_id}.{place_of(self._root)}"
 
     def _give_back(self, master: Elected) -> None:
         """Ends a lease of an earlier run of this store. etcd still has the store as master, but the present control
@@ -181,9 +201,9 @@ class ElectedReplication:
                 return self._pause("empty: leaves the first election to a store with a log for a while")
         elif role.member not in state.in_sync:
             return self._pause("not in sync, so no candidate")
-        elif history.doubtful:
+        elif history.doubtful and view.wanted != role.member:
             return self._pause(
-                "new here, or its disk lost durable records: no candidate before it has caught up"
+                "new here, a copy, or its disk lost durable records: no candidate before it has caught up"
             )
         elif state.log_id != history.log_id:
             self._say(

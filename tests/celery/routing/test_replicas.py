@@ -5,6 +5,7 @@ process, a reader through Redis, and single steps of a worker."""
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,6 +98,26 @@ def test_a_copy_does_not_hide_the_replica(tmp_path, pair):
         (copy / "config" / "storeId").write_text(home)
     assert replicas.served_in(tmp_path / "replicas") == {home: slave.path}
     assert replicas.replicas_in(tmp_path / "replicas") == {home: slave.path}
+
+
+def test_a_copy_of_a_promoted_replica_does_not_claim_the_home(tmp_path, pair, caplog):
+    """Seen: a backup in the folder of replicas consumed the home's queue beside the present master."""
+    master, slave = pair
+    home, folder = known_home_of(master), tmp_path / "backups"
+    slave.close()
+    master.close()
+    with cystore.open(slave.path, services="none", broker_role="async_master") as promoted:
+        promoted.put("T", b"by the new master")
+    copy = folder / "a-backup"
+    shutil.copytree(slave.path, copy)
+    assert replicas.served_in(tmp_path / "replicas") == {home: slave.path}
+    assert replicas.served_in(folder) == {}
+    assert f"{copy} is not served: it is a copy" in caplog.text
+    (folder / "host-a").symlink_to(slave.path)
+    assert replicas.replicas_in(folder) == {home: slave.path}
+    with cystore.open(copy, services="none", broker_role="async_master"):
+        pass  # the operator says that this is the master now
+    assert replicas.served_in(folder)[home] == copy
 
 
 def test_a_link_leads_to_a_replica_on_another_disk(tmp_path, pair):
