@@ -64,6 +64,11 @@ class DiskSpace:
             self._control.clear_flag(DISK_FULL)
         return self.used_percent()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether writing is switched off."""
+        return bool(self._control.flags & DISK_FULL)
+
     def has_changed(self) -> bool:
         """Whether `watch` would switch writing off or on."""
         return bool(self._full()) != bool(self._control.flags & DISK_FULL)

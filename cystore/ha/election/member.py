@@ -17,10 +17,13 @@ from cystore.engine.files.progress import Progress
 from cystore.engine.inspect.control_head import ask_to_leave
 from cystore.engine.log.append_policy import FLUSH_SYNC
 from cystore.engine.log.commit_log import CommitLog
+from cystore.engine.log.disk_space import DiskSpace
 from cystore.engine.manifest.manifest import Manifest
+from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import ElectionError, ReplicationError, StoreError
 from cystore.ha.copied_log import CopiedLog
 from cystore.ha.election.etcd import Etcd
+from cystore.ha.election.full_disk import FullDisk
 from cystore.ha.election.group import Elected, Group, View
 from cystore.ha.election.keeper import Keeper
 from cystore.ha.epochs.history import History, doubt_history, history_of, keep_history
@@ -83,6 +86,9 @@ class ElectedReplication:
         self._state = self._told_state = self._failed = ""
         self._not_handed = ""  # a member that an operator wants, and that could not become master
         self._stood: View | None = None
+        space = DiskSpace(self._root, control, Policy(manifest, config), commit_log.folders)
+        self._disk = FullDisk(space, config.ha_lease_ms / 1000)
+        self._vacant_s = 0.0  # the group has no master since then; 0: it has one
         self._pausing = os_threads.Flag()
         self._bound_readers()
 
@@ -153,6 +159,7 @@ class ElectedReplication:
             self._give_back(master)
             return self._pause("a lease of an earlier life of this store is over")
         if master is not None:
+            self._vacant_s = 0.0
             return self._follow(role, master)
         self._end_slave()
         return self._campaign(role, keeper, view)
@@ -210,9 +217,18 @@ class ElectedReplication:
                 f"in etcd the group has the log {state.log_id}, and this store has {history.log_id or 'none of it'}"
             )
             return self._pause("has another log than the group, so no candidate")
+        elif self._leaves_election(len(state.in_sync)):
+            return self._pause("its disk is full: leaves the election to the others for a while")
         else:
             log_id = state.log_id
         return self._stand(role, keeper, view, history._replace(log_id=log_id))
+
+    def _leaves_election(self, in_sync: int) -> bool:
+        """Whether the disk is full, and another member has had less than two leases to be elected."""
+        now_s = monotonic_s()
+        self._vacant_s = self._vacant_s or now_s
+        waits = now_s - self._vacant_s < 2 * self._config.ha_lease_ms / 1000
+        return in_sync > 1 and waits and self._disk.is_full
 
     def _stand(self, role: Role, keeper: Keeper, view: View, history: History) -> int:
         """Stands for election, once for each state read from etcd."""
@@ -296,6 +312,8 @@ class ElectedReplication:
             self._hand_over(view.wanted)
         elif not view.wanted:
             self._not_handed = ""
+        if self._disk.lasts:
+            self._leave_full_disk()
         return 0 if self._master is None else self._master.turn()
 
     def _resume(self, role: Role, keeper: Keeper, view: View) -> int:
@@ -324,6 +342,19 @@ class ElectedReplication:
         lease. If that member does not get the rest in time, this master continues and ignores the order."""
         assert self._master is not None and self._session is not None
         self._not_handed = wanted
+        self._hand_to(wanted, f"an operator wants {wanted}")
+
+    def _leave_full_disk(self) -> None:
+        """Hands over to a member that has the whole log."""
+        assert self._master is not None and self._session is not None
+        in_sync, wrote = self._session.in_sync.committed, self._control.wrote
+        able = [s.member for s in self._master.slaves() if s.member in in_sync and s.acknowledged >= wrote]
+        if able:
+            self._hand_to(able[0], f"its disk is full; {able[0]} has the whole log")
+            self._disk.wait_again()
+
+    def _hand_to(self, wanted: str, why: str) -> None:
+        assert self._master is not None and self._session is not None
         if wanted not in self._session.in_sync.committed:
             self._say(f"{wanted} is not in sync, so it cannot become master")
             return
@@ -334,7 +365,7 @@ class ElectedReplication:
             if any(
                 s.member == wanted and s.acknowledged >= self._control.wrote for s in self._master.slaves()
             ):
-                self._step_down(f"an operator wants {wanted}")
+                self._step_down(why)
                 return
         end_slave(self._control)
         self._say(f"{wanted} did not get the rest of the log in time, so it does not become master")

@@ -1,5 +1,6 @@
-"""Goal: a copy of a member's directory neither ends its lease nor is elected with an old log. Method: members in this
-process with a real etcd."""
+"""Goal: a copy of a member's directory neither ends its lease nor is elected with an old log, and a master that can
+append nothing gives the role to a member that can. Method: members in processes of this host with a real etcd; a full
+disk is one that says so."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ from cystore.ha.election.orders import group_of, promote
 from cystore.ha.role import role_of
 from tests.ha.failover.test_members import (
     LEASE_MS,
+    OPENED,
+    TRIED,
+    in_sync,
     master,
     put,
     seen,
@@ -21,8 +25,11 @@ from tests.ha.failover.test_members import (
 from tests.ha.failover.test_members import etcd as etcd
 from tests.support.ha.etcd import needs_etcd
 from tests.support.ha.ha_pair import until
+from tests.support.process import Process
 
 pytestmark = needs_etcd
+FULL = "import cystore.engine.log.disk_space as place; kept = place.space_of; place.space_of = lambda root: (100.0, 0)"
+FREE = "place.space_of = kept"
 
 
 def test_a_copy_of_a_member_is_no_candidate_and_ends_no_lease(tmp_path, etcd, caplog):
@@ -49,3 +56,30 @@ def test_a_copy_of_a_member_is_no_candidate_and_ends_no_lease(tmp_path, etcd, ca
         with group_of(role_of(backup._attached().manifest.snapshot()), backup.settings) as group:
             promote(group, "a", 20.0)
         put(backup)
+
+
+def test_a_master_with_a_full_disk_gives_the_role_to_a_member_with_space(tmp_path, etcd):
+    with Process() as a, Process() as b:
+        a.do(OPENED, path=str(tmp_path / "a"), settings=settings(etcd, "a"))
+        until(lambda: a.do(TRIED) == "")
+        b.do(OPENED, path=str(tmp_path / "b"), settings=settings(etcd, "b"))
+        until(lambda: in_sync(etcd) == {"a", "b"})
+        a.do(FULL)
+        until(lambda: master(etcd) == "b")
+        until(lambda: b.do(TRIED) == "")
+        a.do(FREE)
+        until(lambda: in_sync(etcd) == {"a", "b"})
+
+
+def test_a_master_with_a_full_disk_stays_if_nobody_has_its_log(tmp_path, etcd):
+    with Process() as a:
+        a.do(OPENED, path=str(tmp_path / "a"), settings=settings(etcd, "a"))
+        until(lambda: a.do(TRIED) == "")
+        epoch = seen(etcd).master.epoch
+        a.do(FULL)
+        until(lambda: a.do(TRIED) == "StoreFullError")
+        with pytest.raises(TimeoutError):
+            until_some(lambda: master(etcd) != "a", 2 * LEASE_MS / 1000)
+        a.do(FREE)
+        until(lambda: a.do(TRIED) == "")
+        assert seen(etcd).master.epoch == epoch
