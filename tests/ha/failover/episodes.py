@@ -131,12 +131,24 @@ def slow_link(fleet: Fleet, rng: random.Random, name: str) -> None:
 
 
 def full_disk(fleet: Fleet, rng: random.Random, name: str) -> None:
-    """A master with a full disk stays master, and takes no put; a replica leaves the set."""
+    """A master with a full disk takes no put, and gives the role to another after a lease. A replica leaves the set."""
     fleet.disks.fill(name)
     _pass(LEASE_MS / 1000 * rng.uniform(0.5, 2.5))
     if rng.random() < 0.3:
         fleet.kill(name)
     fleet.disks.empty(name)
+
+
+def clock_jump(fleet: Fleet, rng: random.Random, name: str) -> None:
+    """The wall clock of a host is set, and perhaps set right again. Leases are measured by another clock."""
+    if not fleet.clocks:
+        return
+    fleet.clocks[name].offset_ms = rng.choice((-1, 1)) * rng.choice((5_000, 3_600_000, 86_400_000))
+    _more(fleet, rng)
+    if rng.random() < 0.5:
+        fleet.kill(name)
+    if rng.random() < 0.5:
+        fleet.clocks[name].offset_ms = 0
 
 
 EPISODES: tuple[Callable[[Fleet, random.Random, str], None], ...] = (
@@ -155,6 +167,7 @@ EPISODES: tuple[Callable[[Fleet, random.Random, str], None], ...] = (
     etcd_loses_a_member,
     slow_link,
     full_disk,
+    clock_jump,
 )
 
 

@@ -38,9 +38,10 @@ class Run:
         self.logs = {name: [stored(number) for number in range(COUNT)] for name in "abc"}
         self.read = {name: [stored(number) for number in range(COUNT)] for name in "abc"}
         self.raw = dict.fromkeys("abc", b"log")
+        self.seen = [(number * SIZE, stored(number).body) for number in range(0, COUNT, 2)]
 
     def faults(self) -> list[str]:
-        return check(self.acknowledged, self.logs, self.read, self.raw)
+        return check(self.acknowledged, self.logs, self.read, self.raw, self.seen)
 
 
 def test_a_sound_run_has_no_fault():
@@ -84,6 +85,10 @@ def served_otherwise(run: Run) -> None:
     run.read["c"][7] = dataclasses.replace(run.read["c"][7], at=1)
 
 
+def taken_back(run: Run) -> None:
+    run.seen.append((SIZE, "c.1 0"))
+
+
 def two_epochs_at_one_place(run: Run) -> None:
     run.acknowledged.append({**line(3), "epoch": 2})
 
@@ -107,6 +112,7 @@ def two_masters_in_one_epoch(run: Run) -> None:
         (bytes_differ, "differ"),
         (not_served, "a read of its queue gives None"),
         (served_otherwise, "a read of its queue gives Stored"),
+        (taken_back, "taken back"),
         (two_epochs_at_one_place, "acknowledged twice"),
         (epochs_overlap, "and epoch 2 from"),
         (two_masters_in_one_epoch, "has the masters"),

@@ -1,5 +1,6 @@
 """The checker: what the members have in the end, against what the writers were told.
 
+* Nothing that a reader saw was taken back.
 * Nothing that was acknowledged as replicated is lost: it is where its put said, in every member.
 * No two epochs acknowledged at the same place, and a later epoch acknowledged behind an earlier one.
 * Nothing is there twice. A queue has no gap, and each writer's messages are in their order.
@@ -30,10 +31,11 @@ def check(
     logs: dict[str, Sequence[Stored]],
     read: dict[str, Sequence[Stored]],
     raw: dict[str, bytes],
+    seen: Iterable[tuple[int, str]] = (),
 ) -> list[str]:
     """All faults, as lines. `acknowledged` are the lines of all journals; `logs` in the order of the log, `read` from
-    the queues, and `raw` are of each member."""
-    faults = [*_epochs(acknowledged)]
+    the queues, and `raw` are of each member; `seen` are the places and bodies that readers saw on the way."""
+    faults = [*_epochs(acknowledged), *_taken_back(seen, next(iter(logs.values())))]
     for name, stored in logs.items():
         faults += [
             f"{name}: {fault}"
@@ -55,6 +57,13 @@ def _lost(acknowledged: Iterable[dict[str, Any]], stored: Sequence[Stored]) -> I
         found, body = by_place.get(line["at"]), f"{line['life']} {line['number']}"
         if found is None or (found.queue, found.offset, found.body) != (line["queue"], line["offset"], body):
             yield f"acknowledged in epoch {line['epoch']} and lost: {body} at {line['at']}, found {found}"
+
+
+def _taken_back(seen: Iterable[tuple[int, str]], stored: Sequence[Stored]) -> Iterable[str]:
+    there = {one.at: one.body for one in stored}
+    for at, body in seen:
+        if there.get(at) != body:
+            yield f"a reader saw {body!r} at {at}, and it was taken back: found {there.get(at)!r}"
 
 
 def _epochs(acknowledged: Iterable[dict[str, Any]]) -> Iterable[str]:

@@ -14,8 +14,9 @@ from tests.support.ha.disks import Disks
 from tests.support.ha.etcd import EtcdCluster
 from tests.support.ha.ha_pair import QUICK, every, log_bytes, until
 from tests.support.ha.network import Network
-from tests.support.ha.node import read_journal
+from tests.support.ha.node import read_journal, read_seen
 from tests.support.process import Process
+from tests.support.processes.shifted import COMPILER, ShiftedClock
 from tests.support.small_stores import SETTINGS
 
 NAMES = ("a", "b", "c")
@@ -36,6 +37,7 @@ class Fleet:
         self.network = Network(names)
         self.etcd = EtcdCluster(folder / "etcd", self.network.gateway, ETCDS)
         self.disks = Disks(folder, names)
+        self.clocks: dict[str, ShiftedClock] = {}  # of the hosts; none without a compiler
         self._processes: dict[str, Process] = {}
         self._stack = contextlib.ExitStack()
 
@@ -63,6 +65,11 @@ class Fleet:
             self._stack.enter_context(self.disks)
             self._stack.enter_context(self.network)
             self._stack.enter_context(self.etcd)
+            if shutil.which(COMPILER):
+                for name in self.names:
+                    place = self.folder / f"clock-{name}"
+                    place.mkdir()
+                    self.clocks[name] = ShiftedClock(place)
             for name in self.names:
                 self.start(name)
         except BaseException:
@@ -76,7 +83,10 @@ class Fleet:
         self._stack.close()
 
     def start(self, name: str) -> None:
-        process = Process({**os.environ, **QUIET}, through=self.network.through(name))
+        environment = {**os.environ, **QUIET}
+        if name in self.clocks:
+            environment = self.clocks[name].environment(environment)
+        process = Process(environment, through=self.network.through(name))
         self._processes[name] = process
         process.do(
             START,
@@ -169,7 +179,8 @@ class Fleet:
                     for message in every(store, topic, queue_id, 0)
                 ]
                 raw[name] = log_bytes(store.path, 0, store.stats()["wrote"])
-        return check(self.acknowledged(), logs, read, raw)
+        seen = [one for name in self.names for one in read_seen(self.folder / f"{name}.journal.seen")]
+        return check(self.acknowledged(), logs, read, raw, seen)
 
 
 def _stored(message: cystore.Message) -> Stored:

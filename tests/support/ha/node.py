@@ -18,6 +18,7 @@ import cystore
 
 QUEUES = 3
 SLICE_S = 0.02
+READ_S, SEEN_OF = 0.05, 5
 PAUSE = threading.Event()  # never set
 
 
@@ -33,7 +34,8 @@ class Node:
         self._writes = threading.Event()
         self._life, self._number = f"{name}.{os.getpid()}.{time.time_ns()}", 0
         self.store = cystore.open(path, **settings)
-        for work in (self._reopen, self._write):
+        self._seen = os.open(f"{journal}.seen", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for work in (self._reopen, self._write, self._read):
             threading.Thread(target=work, daemon=True).start()
 
     def _reopen(self) -> None:
@@ -83,6 +85,23 @@ class Node:
         }
         os.write(self._journal, json.dumps(line).encode() + b"\n")
 
+    def _read(self) -> None:
+        """Notes some records that a reader of this member saw, whatever its role: none of them may be taken back."""
+        position = 0
+        while True:
+            PAUSE.wait(READ_S)
+            with self._lock:
+                end = self.store.wrote_position
+                if position >= end:
+                    continue
+                lines = [
+                    f"{message.physical_offset} {bytes(message.body).decode()}".rstrip(" ")
+                    for message in self.store.scan(position, end)
+                    if message.physical_offset // 64 % SEEN_OF == 0
+                ]
+                position = end
+            os.write(self._seen, "".join(f"{line}\n" for line in lines).encode())
+
     def facts(self) -> dict[str, Any]:
         """Where this member stands."""
         with self._lock:
@@ -98,6 +117,13 @@ class Node:
     def acknowledge_all(self) -> None:
         """A planted fault: no put of this master waits for a member."""
         self.store._attached().appender.policy._replicated = lambda end: None
+
+
+def read_seen(path: Path) -> list[tuple[int, str]]:
+    """The places and bodies that a member's reader saw."""
+    data = path.read_bytes() if path.exists() else b""
+    split = (line.decode().partition(" ") for line in data.split(b"\n")[:-1])
+    return [(int(at), body) for at, _, body in split]
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
