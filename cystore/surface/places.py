@@ -26,6 +26,7 @@ class StorePlaces(ABC):
     @property
     def whole(self) -> WholeLog:
         """Reads up to the log's end, where `get`, `query` and `scan` end at the confirmed position."""
+        self._attached()  # raises for a closed store
         return WholeLog(self._attached)
 
     def read_by_id(self, message_id: MessageId | str) -> Message:
