@@ -96,8 +96,8 @@ cdef struct dispatch_state:
     int64_t position
     int keys_done                   # keys of the record at `position` that are in the index
     int part                        # the queue that the status is about: 0 is the record's own, its light ones follow
-    # The record there has its entries in its own queue and in its first `left_out_part` light queues, or was left out of
-    # them.
+    # The record there has its entries in its own queue and in its first `left_out_part` light queues, or was left out
+    # of them.
     int64_t left_out_at
     int left_out_part
     uint32_t slot

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from cystore.system.ranges import file_ranges
 log = logging.getLogger("cystore")
 
 PIECE_BYTES = 1 << 20
-SIZE = struct.Struct(">i")  # of a record, at its begin
+SIZE_BYTES = 4  # a record begins with its size
 WHOLE = "ok"
 IDENTITY = ("topic", "queue_id", "queue_offset", "store_timestamp")
 ENABLE = "transient_store_pool_enable"
@@ -162,14 +161,14 @@ class _Both(NamedTuple):
         record."""
         piece, of = b"", begin
         while begin < at:
-            if begin + SIZE.size > of + len(piece):
+            if begin + SIZE_BYTES > of + len(piece):
                 piece, of = (
                     files.pread_full(self.buffer, begin, min(PIECE_BYTES, at - begin), self.source),
                     begin,
                 )
-                if len(piece) < SIZE.size:
+                if len(piece) < SIZE_BYTES:
                     break
-            size = SIZE.unpack_from(piece, begin - of)[0]
+            size = int.from_bytes(piece[begin - of : begin - of + SIZE_BYTES], "big", signed=True)
             if size <= 0 or begin + size > at:
                 break
             begin += size
@@ -212,9 +211,9 @@ class _Both(NamedTuple):
 
     def _record(self, fd: int, path: Path, at: int) -> _Record | None:
         """The intact record there; None without one."""
-        if at + SIZE.size > self.length:
+        if at + SIZE_BYTES > self.length:
             return None
-        (size,) = SIZE.unpack(files.pread_full(fd, at, SIZE.size, path))
+        size = int.from_bytes(files.pread_full(fd, at, SIZE_BYTES, path), "big", signed=True)
         if not 0 < size <= self.length - at:
             return None
         data = files.pread_full(fd, at, size, path)
