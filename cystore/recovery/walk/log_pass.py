@@ -244,7 +244,10 @@ class LogPass(LogVisitor):
             scanner.accept()
             return None
         if scanner.in_light_queue:  # the record's own queue has taken it
-            scanner.accept()
+            if possible and self._is_misplaced(record, expected, votes=1):
+                scanner.leave_out(lost=True)
+            else:
+                scanner.accept()
             return None
         if self._repeats(record, expected):
             scanner.leave_out(lost=True)
@@ -290,16 +293,16 @@ class LogPass(LogVisitor):
         # One record can be in another queue because its queue id is wrong; several cannot.
         return right > wrong or (not followers and found == expected + 1)
 
-    def _is_misplaced(self, record: StoppedRecord, expected: int) -> bool:
-        """Whether the next records of the queue speak against a jump that damage explains: then the record gets no
-        entry."""
-        if rules.header_is_proven(record.magic) or self.scanner.in_light_queue or not self._about.trusted:
+    def _is_misplaced(self, record: StoppedRecord, expected: int, votes: int = 2) -> bool:
+        """Whether the next records of the queue speak against a jump: then the record gets no entry. Against a jump
+        that damage explains it takes two."""
+        if rules.header_is_proven(record.magic) or not self._about.trusted:
             return False
         target = entry_target(self._reader, self._about.queues.get(record.key), record.queue_offset)
         if target is not None and target.begin == record.position:
             return False
         followers = self._next_of_queue(record, look_ahead=NEAR_RECORDS)
-        return repeated(expected, record.queue_offset, followers, votes=2)
+        return repeated(expected, record.queue_offset, followers, votes=votes)
 
     def _next_of_queue(self, record: StoppedRecord, look_ahead: int = LOOK_AHEAD_RECORDS) -> list[int]:
         """Queue offsets of the next records of the same queue, over damage."""
@@ -308,9 +311,8 @@ class LogPass(LogVisitor):
         for _ in range(DAMAGES_MAX):
             for found in self._reader.records(at):
                 at, count = found["physical_offset"] + found["total_size"], count + 1
-                plain = takes_queue_offset(found["sys_flag"])
-                if plain and (found["topic"].decode(), found["queue_id"]) == record.key:
-                    offsets.append(int(found["queue_offset"]))
+                if takes_queue_offset(found["sys_flag"]):
+                    offsets += [number for queue, number in queue_places(found) if queue == record.key]
                 if count == look_ahead or len(offsets) == FOLLOWERS:
                     return offsets
             resumed = self._finder.find(at + 1, end) if at + 1 < end else None
