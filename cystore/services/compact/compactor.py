@@ -137,7 +137,7 @@ class Compactor:
         return self._log.files.base_of(self._limit())
 
     def _limit(self) -> int:
-        return min(self._control.flushed, self._control.dispatched)
+        return min(self._control.flushed, self._control.dispatched, self._control.readable)
 
     def is_due(self) -> bool:
         """Whether a turn is worth its cost: the uncovered part is at least a segment, and at least as long as the part
@@ -190,7 +190,10 @@ class Compactor:
         """Compacts the part of the log that is about to be removed, if it is not covered. `undispatched`: that part may
         be undispatched, because the disk is too full for it. Raises StoreError."""
         if self.topics and up_to > max(self.covered(), self._control.min_physical_offset):
-            self.compact(max(up_to, self._sealed()), undispatched=undispatched)
+            beyond = (
+                undispatched or up_to > self._control.readable
+            )  # what is removed must be covered in any case
+            self.compact(max(up_to, self._sealed()), undispatched=beyond)
 
     def compact(
         self,

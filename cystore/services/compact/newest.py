@@ -187,7 +187,7 @@ class Newest:
     def _choose(self, topic: str, begin: int) -> Selection:
         """The newest record of each key, from the file in force and the log from `begin` on."""
         chosen = Selection(self._log, (topic,), self._compactor.deleted(), os.urandom(SEED_BYTES))
-        wrote = self._control.wrote
+        wrote = self._reader.log_end
         verdict = self._compactor.in_force.verdict()
         self._check_there(verdict)
         file, header = verdict.file, verdict.header

@@ -197,6 +197,24 @@ def test_what_a_store_decides_itself_sees_the_whole_log(store):
     assert store.next_queue_offset("T", 0) == 1
 
 
+def test_compaction_and_its_reads_end_at_the_confirmed_position(tmp_path, store):
+    store.configure(compacted_topics="C")
+    control = store._attached().control
+    old = store.put("C", b"old", keys=("k",))
+    control.raise_confirmed(old.physical_offset + old.size_bytes)
+    control.confirming = 1
+    store.put("C", b"new", keys=("k",))
+    only = store.put("C", b"only", keys=("o",))
+    store.flush()
+    for _ in range(2):
+        assert [bytes(message.body) for message in store.compacted("C")] == [b"old"]
+        assert bytes(store.latest("C", "k").body) == b"old" and store.latest("C", "o") is None
+        assert store.compact().covered == control.confirmed
+    control.raise_confirmed(only.physical_offset + only.size_bytes)
+    assert store.compact().covered == control.wrote
+    assert [bytes(message.body) for message in store.compacted("C")] == [b"new", b"only"]
+
+
 def test_a_plain_store_keeps_the_reads_of_the_kernel(tmp_path):
     with cystore.open(tmp_path / "s", **SETTINGS) as plain:
         assert {"get", "read", "query"} <= plain.__dict__.keys()
