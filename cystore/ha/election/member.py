@@ -108,6 +108,8 @@ class ElectedReplication:
         if role != self._role:
             self._leave()
             self._role = role
+            if not role.is_elected:
+                self._control.confirming = 0
         if not role.is_elected or not self._lock.take():
             return Progress(0)
         keeper = self._keeper or self._enter(role)

@@ -215,6 +215,17 @@ def test_compaction_and_its_reads_end_at_the_confirmed_position(tmp_path, store)
     assert [bytes(message.body) for message in store.compacted("C")] == [b"new", b"only"]
 
 
+def test_a_store_that_leaves_its_group_shows_everything_to_processes_that_have_it_open(tmp_path, store):
+    first = store.put("T", b"one")
+    control = store._attached().control
+    control.raise_confirmed(first.physical_offset + first.size_bytes)
+    control.confirming = 1
+    with cystore.open(tmp_path / "s", services="none", broker_role="async_master") as plain:
+        plain.put("T", b"two")
+        assert [bytes(message.body) for message in store.get("T", 0, 0).messages] == [b"one", b"two"]
+        assert len(list(store.scan())) == 2 and store.wait("T", 0, 1, 0)
+
+
 def test_a_plain_store_keeps_the_reads_of_the_kernel(tmp_path):
     with cystore.open(tmp_path / "s", **SETTINGS) as plain:
         assert {"get", "read", "query"} <= plain.__dict__.keys()
