@@ -387,8 +387,10 @@ def append_once(
         if messages:
             store.put_many(messages, flush=_safe(store, flush))
             _wake(store, fresh)
-        elif store.epoch:  # an earlier delivery appended them, and perhaps did not wait to the end
-            store.wait_replicated()
+        else:  # an earlier delivery appended them, and perhaps did not wait to the end
+            if store.epoch:
+                store.wait_replicated()
+            store.check_takes_puts()  # a replica's log may be cut
         return len(messages)
 
 

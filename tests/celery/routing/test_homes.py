@@ -16,10 +16,12 @@ from celery.exceptions import ChordError, ImproperlyConfigured
 from celery.result import AsyncResult
 
 import cystore
+from cystore import StoreIsSlaveError
 from cystore.celery import history, homes
 from cystore.celery.base import queues, records
 from cystore.celery.base.identity import known_home_of, store_id_of
 from cystore.celery.chords import chord_steps
+from cystore.ha.role import FLAG_SLAVE
 from tests.celery.conftest import PATIENCE_S, Fleet, Worker, fleet_in, wait_until
 from tests.support.celery import work
 
@@ -253,6 +255,14 @@ def test_a_message_that_comes_again_is_appended_once(backend):
     assert homes.append_once(backend, "0" * 32, fields, None) == 1
     assert homes.append_once(backend, "0" * 32, fields, None) == 0
     assert len(list(backend.store.scan())) == 1
+
+
+def test_a_replica_does_not_take_a_message_for_appended(backend):
+    fields = sent("t", states.SUCCESS, 1)
+    assert homes.append_once(backend, "0" * 32, fields, None) == 1
+    backend.store._attached().control.set_flag(FLAG_SLAVE)
+    with pytest.raises(StoreIsSlaveError):
+        homes.append_once(backend, "0" * 32, fields, None)
 
 
 def test_two_deliveries_at_one_moment_are_appended_once(backend):
