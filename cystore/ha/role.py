@@ -16,6 +16,7 @@ from cystore.errors import StoreConfigError
 from cystore.ha.link.address import address_of, endpoints_of
 from cystore.layout import FLAGS
 from cystore.system import files
+from cystore.system.platform import born_ns
 
 log = logging.getLogger("cystore")
 
@@ -64,11 +65,12 @@ def role_of(facts: Facts) -> Role:
     return Role(found["role"], *(text if isinstance(text, str) else "" for text in texts))
 
 
-def place_of(root: Path) -> int:
-    """A number of a directory that a copy of it does not have: its inode. The device is no part of it, because its
-    number may change when the host starts."""
+def place_of(root: Path) -> str:
+    """What a directory has, and no copy of it: its inode, and when it was made, because ext4 gives the inode of a
+    removed directory to the next one. The device is no part of it, because its number may change when the host
+    starts."""
     with files.translated(root):
-        return os.stat(root).st_ino
+        return f"{os.stat(root).st_ino}-{born_ns(root)}"
 
 
 def is_copied(root: Path, facts: Facts) -> bool:

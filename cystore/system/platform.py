@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from pathlib import Path
 from typing import TypedDict
 
@@ -11,6 +12,8 @@ from cystore.errors import StoreFormatError
 from cystore.system import files
 from cystore.system.folders import LIBC
 
+# statx(2)
+AT_FDCWD, STATX_BTIME, STATX_BYTES, BTIME_AT = -100, 0x800, 256, 80
 # statfs(2) magic numbers. These file systems promise: reserved space stays reserved, mapped pages are never moved.
 PROMISED = {0xEF53: "ext4", 0x58465342: "xfs", 0x01021994: "tmpfs"}
 NETWORK = {
@@ -56,6 +59,17 @@ def file_system(path: Path) -> str:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
     magic = ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF
     return {**PROMISED, **NETWORK, **OTHERS}.get(magic, f"{magic:#x}")
+
+
+def born_ns(path: Path) -> int:
+    """When a file or folder was made (statx), in ns since 1970; nobody can set it. 0 if the file system does not
+    know."""
+    found = ctypes.create_string_buffer(STATX_BYTES)
+    if LIBC.statx(AT_FDCWD, os.fsencode(path), 0, STATX_BTIME, found):
+        with files.translated(path):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    (known,), (born_s, more_ns) = struct.unpack_from("=I", found), struct.unpack_from("=qI", found, BTIME_AT)
+    return int(born_s * 1_000_000_000 + more_ns) if known & STATX_BTIME else 0
 
 
 def may_be_remote(path: Path) -> bool:

@@ -5,12 +5,14 @@ disk is one that says so."""
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 import cystore
+from cystore.engine.manifest.manifest import read_facts
 from cystore.ha.election.orders import group_of, promote
-from cystore.ha.role import role_of
+from cystore.ha.role import is_copied, keep_place, role_of
 from tests.ha.failover.test_members import (
     LEASE_MS,
     OPENED,
@@ -26,6 +28,7 @@ from tests.ha.failover.test_members import etcd as etcd
 from tests.support.ha.etcd import needs_etcd
 from tests.support.ha.ha_pair import until
 from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
 
 pytestmark = needs_etcd
 FULL = "import cystore.engine.log.disk_space as place; kept = place.space_of; place.space_of = lambda root: (100.0, 0)"
@@ -56,6 +59,19 @@ def test_a_copy_of_a_member_is_no_candidate_and_ends_no_lease(tmp_path, etcd, ca
         with group_of(role_of(backup._attached().manifest.snapshot()), backup.settings) as group:
             promote(group, "a", 20.0)
         put(backup)
+
+
+def test_a_backup_with_the_inode_of_the_removed_member_is_a_copy(tmp_path, monkeypatch):
+    """As ext4 gives it to the next directory."""
+    root = tmp_path / "a"
+    monkeypatch.setattr("cystore.ha.role.os", SimpleNamespace(stat=lambda path: SimpleNamespace(st_ino=7)))
+    with cystore.open(root, **SETTINGS) as a:
+        keep_place(a._attached().manifest, root)
+    assert not is_copied(root, read_facts(root)[0])
+    root.rename(tmp_path / "moved")
+    assert not is_copied(tmp_path / "moved", read_facts(tmp_path / "moved")[0])
+    shutil.copytree(tmp_path / "moved", root)
+    assert is_copied(root, read_facts(root)[0])
 
 
 def test_a_master_with_a_full_disk_gives_the_role_to_a_member_with_space(tmp_path, etcd):
