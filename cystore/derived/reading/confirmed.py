@@ -16,7 +16,7 @@ from cystore._native.lookup.get_result import GetResult
 from cystore._native.lookup.key_reader import QueryResult
 from cystore._native.record.message import Message
 from cystore.derived.reading.by_key import DEFAULT_COUNT
-from cystore.derived.reading.reader import Reader
+from cystore.derived.reading.reader import INT32_MAX, Reader
 from cystore.derived.reading.request import outside
 from cystore.filters.given_filter import Filter
 from cystore.layout import field_of
@@ -125,7 +125,7 @@ class ConfirmedReader(Reader):
             missing = max_count - len(kept)
             if len(kept) == len(found) or missing <= 0 or len(found) < count:
                 return QueryResult(kept[:max_count], found.damaged)
-            count += missing
+            count = min(2 * count + missing, INT32_MAX)  # doubled, because there may be many
 
     def query_many(
         self, topic: str, keys: Iterable[str], max_count: int = DEFAULT_COUNT

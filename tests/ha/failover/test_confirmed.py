@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import cystore
+from cystore.derived.reading.reader import Reader
 from cystore.ha.role import end_slave
 from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import QUICK, free_port, until
@@ -185,6 +186,19 @@ def test_each_read_ends_at_the_confirmed_position(store, rng):
                 assert places(store.query("T", f"k{number}", count)) == places(mine[:count])
             assert places(many[f"k{number}"]) == places(mine[:4])
     assert places(store.scan()) == places(everything)
+
+
+def test_a_query_behind_many_unconfirmed_messages_takes_few_looks(store, monkeypatch):
+    control, looks, query = store._attached().control, [], Reader.query
+    first = store.put("T", b"first", keys=("k",))
+    control.raise_confirmed(first.physical_offset + first.size_bytes)
+    control.confirming = 1
+    store.put_many([cystore.Message(topic="T", body=b"x", keys=("k",)) for _ in range(200)])
+    monkeypatch.setattr(
+        Reader, "query", lambda *given, **named: looks.append(given) or query(*given, **named)
+    )
+    assert places(store.query("T", "k", 1)) == [first.physical_offset]
+    assert len(looks) < 12
 
 
 def test_what_a_store_decides_itself_sees_the_whole_log(store):
