@@ -94,10 +94,10 @@ class ElectedReplication:
 
     def _bound_readers(self) -> None:
         """After a restart of all processes: readers see what was confirmed before. All of that is in every log that may
-        become the group's."""
-        confirmed = read_status(self._root).confirmed
-        if role_of(self._manifest.snapshot()).is_elected and confirmed > 0:
-            self._control.raise_confirmed(min(confirmed, self._control.wrote))
+        become the group's. If the status is lost, they see nothing until the group has a master."""
+        facts = self._manifest.snapshot()
+        if role_of(facts).is_elected and history_of(facts).begins:
+            self._control.raise_confirmed(min(read_status(self._root).confirmed, self._control.wrote))
             self._control.confirming = 1
 
     # ------------------------------------------------------------------------------------------------ turns

@@ -4,13 +4,16 @@ with what all reads give without a bound."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import cystore
 from cystore.derived.reading.reader import Reader
+from cystore.ha.epochs.history import History, keep_history
 from cystore.ha.role import end_slave
+from cystore.ha.status import ReplicationStatus, write_status
 from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import QUICK, free_port, until
 from tests.support.process import Process
@@ -113,6 +116,22 @@ def test_another_process_sees_a_record_when_the_replicas_have_it(tmp_path):
         until(lambda: reader.do("state()") == "SUCCESS")
         # A replica hears of it from its master.
         until(lambda: b.do("[bytes(m.body).decode() for m in store.get('T', 0, 0).messages]") == both)
+
+
+def test_a_member_that_lost_its_status_shows_nothing_before_the_group_has_a_master(tmp_path):
+    group = {**settings(SimpleNamespace(url="http://127.0.0.1:1"), "m"), "services": ("ha",)}
+    with cystore.open(tmp_path / "s", **{**group, "services": "none"}) as store:
+        end_slave(store._attached().control)
+        store.put("T", b"x")
+        keep_history(store._attached().manifest, History("log").begun(7, 0))
+    with cystore.open(tmp_path / "s", **group) as store:
+        assert (
+            store.get("T", 0, 0).messages == [] == list(store.scan())
+            and not store.topics()["T"][0].max_offset
+        )
+    write_status(tmp_path / "s", ReplicationStatus(confirmed=1 << 20))
+    with cystore.open(tmp_path / "s", **group) as store:
+        assert len(store.get("T", 0, 0).messages) == 1
 
 
 @pytest.fixture
