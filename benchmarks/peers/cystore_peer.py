@@ -19,12 +19,17 @@ from cystore._native.scan.log_walk import BLANK, LIMIT, LogWalker
 WARM_UP = 20_000
 AROUND_BODY_BYTES = 91 + 10 + 64
 BATCH = 1000
+DELAY_S = 1.1  # the first delay level, and a little
+AROUND_LIGHT_BYTES, LIGHT_BYTES = 48, 24  # of a record: for its light queues, and for each of them
 POOL = {"transient_store_pool_enable": True, "transient_store_pool_size": 2}
 
 
 def log_bytes(job: Job) -> int:
     """Room for the job's records and the warm-up, in whole MiB."""
-    size = (job.count + WARM_UP) * (job.body_bytes + AROUND_BODY_BYTES + 20 * (job.keys - 1))
+    around = AROUND_BODY_BYTES + 20 * (job.keys - 1)
+    if "light_queues" in job.options:
+        around += AROUND_LIGHT_BYTES + job.options["light_queues"] * LIGHT_BYTES
+    size = (job.count + WARM_UP) * (job.body_bytes + around)
     return max(64 << 20, -(-size // (1 << 20)) << 20)
 
 
@@ -32,6 +37,8 @@ def open_store(job: Job, **settings: Any) -> cystore.MessageStore:
     size = int(job.options.get("segment_bytes") or log_bytes(job))
     ahead = {"allocate_ahead_bytes": size, "populate_ahead_bytes": size}
     flush = "sync" if job.sync else "async"
+    if "light_queues" in job.options:
+        ahead.update(enable_lmq=True, enable_multi_dispatch=True)
     return cystore.open(
         job.path / "store",
         mapped_file_size_commit_log_bytes=size,
@@ -50,6 +57,12 @@ def prepare(store: cystore.MessageStore, job: Job, warm_up: int = WARM_UP) -> No
         pass
 
 
+def properties_of(number: int, job: Job) -> dict[str, str] | None:
+    if "light_queues" in job.options:
+        return {"INNER_MULTI_DISPATCH": ",".join(workload.light_queues(job.options["light_queues"]))}
+    return workload.properties_of(number) if "filter" in job.options else None
+
+
 def messages(job: Job, first: int, count: int) -> list[cystore.Message]:
     body = workload.body(job.body_bytes)
     return [
@@ -58,7 +71,7 @@ def messages(job: Job, first: int, count: int) -> list[cystore.Message]:
             body=body,
             keys=workload.keys_of(number, job.keys),
             tags=TAG,
-            properties=workload.properties_of(number) if "filter" in job.options else None,
+            properties=properties_of(number, job),
         )
         for number in range(first, first + count)
     ]
@@ -80,6 +93,20 @@ def put(job: Job) -> Measure:
         def work() -> None:
             for keys in turn:
                 put(topic, body, keys=keys, tags=tag)
+
+        return workload.timed(job.count, work)
+
+
+def put_light(job: Job) -> Measure:
+    """`put` of messages that are in light queues beside their own one."""
+    with open_store(job, services=()) as store:
+        prepare(store, job)
+        topic, tag, body, put = TOPIC, TAG, workload.body(job.body_bytes), store.put
+        turn, properties = workload.in_turn(workload.key_ring(job.keys), job.count), properties_of(0, job)
+
+        def work() -> None:
+            for keys in turn:
+                put(topic, body, keys=keys, tags=tag, properties=properties)
 
         return workload.timed(job.count, work)
 
@@ -212,6 +239,28 @@ def dispatch(job: Job) -> Measure:
         measure = workload.timed(job.count, store.dispatch)
         if store.stats()["dispatch_behind_bytes"]:
             raise RuntimeError("dispatch did not reach the end of the log")
+        for name in workload.light_queues(job.options.get("light_queues", 0)):
+            if store.next_queue_offset(name, 0) != job.count:
+                raise RuntimeError(f"not all messages are in {name}")
+        return measure
+
+
+def deliver(job: Job) -> Measure:
+    """Messages of one delay level, all of them due: until they are dispatched again."""
+    with open_store(replace(job, options={"segment_bytes": 3 * log_bytes(job)}), services=()) as store:
+        body = workload.body(job.body_bytes)
+        for keys in workload.in_turn(workload.key_ring(job.keys), job.count):
+            store.put(TOPIC, body, keys=keys, tags=TAG, delay_level=1)
+        store.dispatch()
+        time.sleep(DELAY_S)
+
+        def work() -> None:
+            store.deliver()
+            store.dispatch()
+
+        measure = workload.timed(job.count, work)
+        if store.next_queue_offset(TOPIC, 0) != job.count:
+            raise RuntimeError("not all messages were delivered")
         return measure
 
 

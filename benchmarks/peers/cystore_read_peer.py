@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import time
 from collections.abc import Sequence
 
@@ -113,6 +114,46 @@ def get_filtered(job: Job) -> Measure:
         if found != expected:
             raise RuntimeError(f"found {found} of {expected}")
         return measure
+
+
+def offset_by_time(job: Job) -> Measure:
+    """`batch` messages have the same millisecond. Searches for times chosen at random from the first message's to the
+    last one's."""
+    with open_store(job) as store:
+        for start in range(0, job.count, job.batch):
+            fill(store, job, start, start + job.batch)
+            filled = time.time_ns() // 1_000_000
+            while time.time_ns() // 1_000_000 == filled:
+                pass
+        store.dispatch()
+        ends = [store.get(TOPIC, 0, at, 1).messages[0].store_timestamp_ms for at in (0, job.count - 1)]
+        draw, count = random.Random(1), job.options["queries"]
+        times = [draw.randint(*ends) for _ in range(2 * count)]
+
+        def search(wanted: Sequence[int]) -> None:
+            find = store.offset_by_time
+            for time_ms in wanted:
+                if not 0 <= find(TOPIC, 0, time_ms) < job.count:
+                    raise RuntimeError(f"not found: {time_ms}")
+
+        search(times[:count])
+        return workload.timed(count, lambda: search(times[count:]), milliseconds=ends[1] - ends[0] + 1)
+
+
+def offsets(job: Job) -> Measure:
+    """A group's offset in one queue: committed, then asked for."""
+    with open_store(job) as store:
+        fill(store, job)
+        store.dispatch()
+        commit, offset = store.groups.commit, store.groups.offset
+
+        def work() -> None:
+            for number in range(job.count):
+                commit("bench", TOPIC, 0, number)
+                if offset("bench", TOPIC, 0) != number:
+                    raise RuntimeError(f"committed {number}")
+
+        return workload.timed(job.count, work)
 
 
 def query_many(job: Job) -> Measure:

@@ -16,11 +16,16 @@ CASES = {
     "put_built": "put",
     "put_batch": "batch",
     "put_batch_built": "batch",
+    "put_light": "put",
+    "put_light_built": "put",
     "get": "get",
     "get_decoded": "get",
     "get_filtered": "filter",
     "query": "query",
+    "offset_by_time": "by-time",
+    "offsets": "offsets",
     "dispatch": "reput",
+    "deliver": "deliver",
     "recover": "recover",
 }
 TIMEOUT_S = 900
@@ -29,15 +34,18 @@ NOT_FACTS = {"peer", "case", "count", "seconds", "ns_per_op", "ops_per_s", "conf
 
 def _run(job: Job) -> Measure:
     jars = rocketmq.build()
-    options: dict[str, object] = {"count": job.count, "body-bytes": job.body_bytes, "keys": job.keys}
-    if job.case.startswith(("get", "put_batch")):
+    options: dict[str, object] = {"count": job.count}
+    if job.case != "offsets":
+        options.update({"body-bytes": job.body_bytes, "keys": job.keys})
+    if job.case.startswith(("get", "put_batch", "offset_by")):
         options["batch"] = job.batch
     if job.options.get("pool"):
         options["transient-pool"] = "true"
     if "filter" in job.options:
         options["filter"] = job.options["filter"]
-    if job.case == "query":
-        options["queries"] = job.options["queries"]
+    for name in ("queries", "light_queues"):
+        if name in job.options:
+            options[name.replace("_", "-")] = job.options[name]
     if "segment_bytes" in job.options:
         options["segment-bytes"] = job.options["segment_bytes"]
     with tempfile.TemporaryDirectory(dir=job.folder) as folder:
@@ -69,5 +77,6 @@ def get_decoded(job: Job) -> Measure:
     return Measure(1_000_000_000, _run(job).facts["decoded_ns_per_op"])
 
 
-put_batch_built = put_built
-put = put_batch = get = get_filtered = query = dispatch = recover = _run
+put_batch_built = put_light_built = put_built
+put = put_batch = put_light = get = get_filtered = query = offset_by_time = offsets = _run
+dispatch = deliver = recover = _run

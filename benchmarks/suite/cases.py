@@ -56,6 +56,9 @@ MEMCPY_CACHED = Contestant("C memcpy loop, 1,024 records", "memory", overrides={
 NOT_DISPATCHED = Contestant(
     "cystore without services, not dispatched", "cystore", overrides={"options": {"services": ()}}
 )
+NOT_DISPATCHED_PLAIN = Contestant(
+    "cystore, no light queues", "cystore", overrides={"case": "put", "options": {"services": ()}}
+)
 NO_POOL = Contestant("cystore without a pool", "cystore", overrides={"options": {}})
 ROCKETMQ = Contestant("RocketMQ 4.9.3 (JVM)", "rocketmq")
 ROCKETMQ_BUILT = Contestant("RocketMQ, message built on the way", "rocketmq", overrides={"case": "put_built"})
@@ -281,6 +284,22 @@ READ_CASES = (
         ),
     ),
     Case(
+        "offset-by-time",
+        "offset_by_time of times chosen at random in a queue of 250,000 messages, 100 of each millisecond; RocketMQ "
+        "takes any message of the millisecond, cystore finds the first",
+        "search",
+        Job("offset_by_time", 250_000, "", batch=100, options={"queries": 20_000}),
+        (READER, ROCKETMQ),
+    ),
+    Case(
+        "group-offsets",
+        "commit of a consumer group's offset, then the query of it; RocketMQ's are in the heap of the broker "
+        "(ConsumerOffsetManager)",
+        "commit and query",
+        Job("offsets", 200_000, ""),
+        (READER, ROCKETMQ),
+    ),
+    Case(
         "query-many",
         "query_many of 1,000 keys of 1,000,000, chosen at random",
         "key",
@@ -345,6 +364,21 @@ CASES = (
             ROCKETMQ,
             Contestant(
                 "RocketMQ, batch encoded on the way", "rocketmq", overrides={"case": "put_batch_built"}
+            ),
+        ),
+    ),
+    Case(
+        "put-light",
+        "put from one thread of messages in 3 light queues (LMQ), 100 B bodies, a key and a tag, async flush, not "
+        "dispatched",
+        "message",
+        Job("put_light", 500_000, "", options={"light_queues": 3}),
+        (
+            CYSTORE,
+            NOT_DISPATCHED_PLAIN,
+            ROCKETMQ,
+            Contestant(
+                "RocketMQ, message built on the way", "rocketmq", overrides={"case": "put_light_built"}
             ),
         ),
     ),
@@ -418,6 +452,20 @@ CASES = (
         Job("dispatch", 1_000_000, "", keys=2),
         (CYSTORE, ROCKETMQ),
         (Goal(ROCKETMQ.label, 1.2),),
+    ),
+    Case(
+        "dispatch-light",
+        "dispatch of a written log whose messages are in 3 light queues (LMQ) beside their own one, a key each",
+        "message",
+        Job("dispatch", 500_000, "", options={"light_queues": 3}),
+        (CYSTORE, ROCKETMQ),
+    ),
+    Case(
+        "deliver",
+        "delivery of delayed messages that are due, 100 B bodies, a key and a tag, async flush, until dispatched",
+        "message",
+        Job("deliver", 200_000, ""),
+        (CYSTORE, ROCKETMQ),
     ),
     Case(
         "recover",

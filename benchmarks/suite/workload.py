@@ -74,6 +74,10 @@ def properties_of(number: int) -> dict[str, str]:
     return {"a": str(number % 100), "b": "xyz"[number % 3]}
 
 
+def light_queues(count: int) -> list[str]:
+    return [f"%LMQ%light-{number}" for number in range(count)]
+
+
 def key_ring(count: int) -> list[tuple[str, ...]]:
     return [keys_of(number, count) for number in range(RING)]
 

@@ -8,7 +8,8 @@ import java.util.Arrays;
 
 /** Runs one case and prints one JSON object. */
 public final class Main {
-    private static final String USAGE = "usage: put|batch|get|filter|query|reput|recover --dir D [--count N] [--OPTION VALUE ...]\n";
+    private static final String USAGE = "usage: put|batch|get|filter|query|by-time|offsets|reput|deliver|recover --dir D [--count N] "
+        + "[--OPTION VALUE ...]\n";
 
     private Main() {
     }
@@ -51,6 +52,12 @@ public final class Main {
                 return FilterCase.run(root, count, options);
             case "query":
                 return QueryCase.run(root, count, options);
+            case "by-time":
+                return ByTimeCase.run(root, count, options);
+            case "offsets":
+                return OffsetsCase.run(count, options);
+            case "deliver":
+                return DeliverCase.run(root, count, options);
             case "reput":
                 return ReputCase.run(root, count, options);
             case "recover":

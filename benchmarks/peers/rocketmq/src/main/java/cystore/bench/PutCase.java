@@ -19,10 +19,12 @@ final class PutCase {
     }
 
     static JSONObject run(File root, int count, Options options) throws IOException, InterruptedException {
-        Load load = new Load(options.integer("body-bytes", 100), options.integer("keys", 1));
+        Load load = new Load(
+            options.integer("body-bytes", 100), options.integer("keys", 1), false, options.integer("light-queues", 0));
         int warmUp = options.integer("warm-up", Math.max(200_000, count / 10));
         boolean dispatch = options.flag("dispatch", false);
         JSONObject settings = Peer.settings(options, load.bytes(2L * count + warmUp));
+        load.enableLightQueues(settings);
         options.allKnown();
         DefaultMessageStore store = Peer.open(root, settings);
         if (!dispatch) {
@@ -39,6 +41,7 @@ final class PutCase {
         JSONObject result = new JSONObject(true);
         result.put("body_bytes", load.bodyBytes);
         result.put("keys", load.keys);
+        result.put("light_queues", load.lightQueues);
         result.put("dispatch", dispatch);
         result.put("config", settings);
         long[] preparedNanos = new long[ROUNDS];

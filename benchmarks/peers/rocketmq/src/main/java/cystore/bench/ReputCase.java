@@ -12,17 +12,20 @@ final class ReputCase {
     }
 
     static JSONObject run(File root, int count, Options options) throws IOException, InterruptedException {
-        Load load = new Load(options.integer("body-bytes", 100), options.integer("keys", 2));
+        Load load = new Load(
+            options.integer("body-bytes", 100), options.integer("keys", 2), false, options.integer("light-queues", 0));
         int warmUp = options.integer("warm-up", Math.max(200_000, count / 10));
         JSONObject settings = Peer.settings(options, load.bytes(count));
         // A restart would warm the segment behind the log's end while the clock runs.
         settings.put("warmMapedFileEnable", false);
+        load.enableLightQueues(settings);
         options.allKnown();
         measure(new File(root, "warm-up"), load, warmUp, settings);
 
         JSONObject result = new JSONObject(true);
         result.put("body_bytes", load.bodyBytes);
         result.put("keys", load.keys);
+        result.put("light_queues", load.lightQueues);
         result.put("config", settings);
         Peer.rate(result, "", count, measure(new File(root, "store"), load, count, settings));
         return result;
@@ -39,6 +42,12 @@ final class ReputCase {
 
         DispatchClock clock = new DispatchClock();
         store = clock.open(root, settings);
+        for (int n = 0; n < load.lightQueues; n++) {
+            long found = store.getMaxOffsetInQueue(Load.lightQueue(n), 0);
+            if (found != count) {
+                throw new IllegalStateException("dispatched " + found + " of " + count + " to " + Load.lightQueue(n));
+            }
+        }
         Stores.close(store);
         if (clock.count() != count) {
             throw new IllegalStateException("dispatched " + clock.count() + " of " + count);
