@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 
 from tests.crash import matrix, page
-from tests.crash.faults import FAULTS, SHAPED
+from tests.crash.faults import FAULTS, PIECES, SHAPED
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = (*FAULTS, *SHAPED)
+ROWS = (*FAULTS, *PIECES, *SHAPED)
 
 
 def main(arguments: list[str]) -> int:

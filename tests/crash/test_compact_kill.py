@@ -10,69 +10,14 @@ import pytest
 
 import cystore
 from cystore.engine.files.compacted_file import numbers, path_of
-from cystore.verify import verify
+from tests.crash.episodes.compaction import COMPACTED, PLACES, check, killed_at, put_round
 from tests.support.process import Process
-from tests.support.small_stores import SETTINGS
-
-TOPIC = "state"
-COMPACTED = {**SETTINGS, "file_reserved_time_h": 0, "compacted_topics": TOPIC}
-
-
-def put_round(store, model, round_):
-    """Newer values for a third of the keys, the end of a sixth of them, and a log of several segments around them."""
-    for number in range(round_ % 3, 90, 3):
-        body = b"" if number % 6 == round_ % 6 else b"%d of %d" % (number, round_)
-        store.put(TOPIC, body, keys=[f"k{number}"])
-        store.put("other", bytes(800))
-        model[f"k{number}"] = body
-    store.flush()
-
-
-def check(store, model):
-    for key, body in model.items():
-        found = store.latest(TOPIC, key)
-        assert (b"" if found is None else bytes(found.body)) == body, key
-    kept = {message.keys[0]: bytes(message.body) for message in store.compacted(TOPIC)}
-    assert kept == {key: body for key, body in model.items() if body}
 
 
 @pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
-@pytest.mark.parametrize(
-    "place",
-    [
-        "compact.records", "new_file.written", "new_file.synced", "new_file.named", "compact.published",
-        "compact.entered", "compact.old_gone", "clean.published", "clean.segment_gone",
-    ],
-)  # fmt: skip
-def test_i7_a_kill_while_compacting(tmp_path, build_environment, place, survivors):
-    path, model = tmp_path / "store", {}
-    environment = {**build_environment("failpoints"), "CYSTORE_FAILPOINT": f"{place}:1"}
-    with Process(environment) as victim:
-        store = cystore.open(path, **COMPACTED)
-        put_round(store, model, 0)
-        store.compact()
-        store.clean()
-        put_round(store, model, 1)
-        victim.do(
-            "import cystore; store = cystore.open(path, **settings)", path=str(path), settings=COMPACTED
-        )
-        if not survivors:
-            store.close()
-        with pytest.raises(EOFError):
-            victim.do("store.clean()")  # which compacts first
-        assert victim.wait() == -signal.SIGKILL
-    if not survivors:
-        store = cystore.open(path, **COMPACTED)
-    with store:
-        check(store, model)
-        put_round(store, model, 2)
-        check(store, model)
-        assert store.clean().segments
-        check(store, model)
-        assert len(numbers(path)) == 1
-    assert list(verify(path, cystore.StoreConfig(**COMPACTED))) == []
-    with cystore.open(path, **COMPACTED) as store:
-        check(store, model)
+@pytest.mark.parametrize("place", PLACES)
+def test_i7_a_kill_while_compacting(tmp_path, rng, build_environment, place, survivors):
+    killed_at(place, rng, tmp_path, build_environment("failpoints"), survivors=survivors)
 
 
 @pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])

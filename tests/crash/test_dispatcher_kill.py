@@ -12,63 +12,13 @@ import pytest
 
 import cystore
 from cystore.clock import monotonic_s
+from tests.crash.episodes.dispatchers import BATCH, COUNT, PLACES, begin, check, fill, killed_at, lines_of
 from tests.support.aftermath import after_kills
 from tests.support.process import Process
 from tests.support.processes.places import in_sources
 from tests.support.small_stores import SETTINGS
 
-COUNT, BATCH, TIME_S = 60, 7, 90
-# Place: how often it may be passed before.
-PLACES = {
-    "dispatcher.made": 1,
-    "dispatcher.taken": 1,
-    "dispatcher.give": 8,
-    "dispatcher.gave": 8,
-    "dispatcher.moved": 8,
-}
-RUN = """
-import cystore, os
-store = cystore.open(path, **settings)
-out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-def work(messages):
-    numbers = " ".join(bytes(message.body).decode() for message in messages)
-    os.write(out, f"begin {os.getpid()} {numbers}\\n".encode())
-    os.write(out, f"end {os.getpid()} {numbers}\\n".encode())
-search = store.dispatchers.add("search", work, max_count=batch)
-"""
-
-
-def given(path, log):
-    return {"path": str(path), "log": str(log), "settings": SETTINGS, "batch": BATCH}
-
-
-def begin(process, path, log):
-    process.do(RUN, **given(path, log))
-
-
-def fill(store, start, count):
-    for number in range(start, start + count):
-        store.put("orders", b"%d" % number)
-
-
-def lines_of(log):
-    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def check(log, count, killed):
-    """Batches follow each other without a gap; one begins before the end of another only behind a kill."""
-    done, inside = 0, None
-    for word, pid, *numbers in lines_of(log):
-        first, last = int(numbers[0]), int(numbers[-1])
-        if word == "begin":
-            assert inside is None or inside in killed, f"{inside} and {pid} at once"
-            assert first <= done, f"{done} to {first} are left out"
-            assert first >= done - BATCH, f"{first} to {done} came again"
-            inside = pid
-        else:
-            assert inside == pid
-            done, inside = last + 1, None
-    assert done == count
+TIME_S = 90
 
 
 @pytest.fixture
@@ -81,26 +31,8 @@ def test_these_are_all_places():
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_killed_at(place, places, rng, build_environment):
-    path, log = places
-    with cystore.open(path, **SETTINGS) as store:
-        fill(store, 0, COUNT)
-    environment = {
-        **build_environment("failpoints"),
-        "CYSTORE_FAILPOINT": f"{place}:{rng.randint(1, PLACES[place])}",
-    }
-    with Process(environment) as victim, Process() as other:
-        killed = {str(victim.pid)}
-        victim.send(RUN + "search.wait(60)", **given(path, log))
-        with pytest.raises(EOFError):
-            victim.answer()
-        begin(other, path, log)
-        assert other.do("search.wait(60)")
-        assert other.do("search.close() and store.close()") is None
-    check(log, COUNT, killed)
-    with cystore.open(path, **SETTINGS) as store:
-        assert store.dispatchers.states() == [("search", store.wrote_position, 0, False, 0, False)]
-    after_kills(path, SETTINGS)
+def test_killed_at(place, in_memory, rng, build_environment):
+    killed_at(place, rng, in_memory, build_environment("failpoints"))
 
 
 @pytest.mark.parametrize("turns", [6, pytest.param(100, marks=pytest.mark.slow)])

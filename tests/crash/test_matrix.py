@@ -9,7 +9,7 @@ import pytest
 
 from tests.crash import matrix, page
 from tests.crash.__main__ import ROOT
-from tests.crash.faults import FAULTS, SHAPED
+from tests.crash.faults import FAULTS, PIECES, SHAPED
 
 
 @pytest.mark.may_skip
@@ -22,6 +22,18 @@ def test_a_slice_of(fault, seed, tmp_path):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", SHAPED, ids=lambda fault: fault.name)
 def test_on_another_shape_of_store(fault, seed, tmp_path):
+    slice_of(fault, seed, tmp_path)
+
+
+@pytest.mark.may_skip
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    "fault",
+    # A case of consumers waits for messages that come back later.
+    [pytest.param(fault, marks=pytest.mark.slow if fault.name == "consumers" else ()) for fault in PIECES],
+    ids=lambda fault: fault.name,
+)
+def test_a_piece_of_the_store(fault, seed, tmp_path):
     slice_of(fault, seed, tmp_path)
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.crash import matrix
 from tests.crash.faults import (
     FAULTS,
+    PIECES,
     SHAPED,
     clean_beside_flush,
     clock_retention,
@@ -28,13 +29,14 @@ READ_ONLY = (
 )
 KEPT_LOCK = "w.kept = w.store._attached().control.held('dispatch'); w.kept.__enter__()"
 HALF_OPEN = "left = w.open(); left_too = [left]"
+MORE = "store.put('orders', b'999')"
 EARLY = "w.store.put('late', b'', keys=('late',))"
 ROT = (
     "file = sorted((w.path / 'commitlog').iterdir())[0]; data = bytearray(file.read_bytes()); "
     "data[99] ^= 1; file.write_bytes(data)"
 )
 
-OTHERS = {fault.name: fault for fault in SHAPED}
+OTHERS = {fault.name: fault for fault in (*PIECES, *SHAPED)}
 PLANTED = [
     (signals.FAULT, LOST, "IndexError|KeyError|1000000"),
     (signals.FAULT, KEPT_LOCK, "keeps the dispatch lock"),
@@ -49,6 +51,13 @@ PLANTED = [
     (clean_beside_flush.FAULT, READ_ONLY, "FlushFailedError"),
     (OTHERS["signals-folders"], LOST, "IndexError|KeyError|1000000"),
     (OTHERS["clean-beside-flush-pool"], READ_ONLY, "FlushFailedError"),
+    (OTHERS["transactions"], MORE, "assert committed =="),
+    (OTHERS["consumers"], MORE, r"assert set\(last\)"),
+    (OTHERS["light-queues"], "store.put('T', b'more')", "== expected|assert given =="),
+    (OTHERS["filters"], "store.put('T', b'', properties={'a': '9'})", "assert offsets"),
+    (OTHERS["compaction"], "store.put('state', b'newer', keys=('k0',))", r'assert \(b"" if found'),
+    (OTHERS["dispatchers"], MORE, "are left out"),
+    (OTHERS["once"], MORE, "== KEYS"),
 ]
 
 
@@ -56,7 +65,7 @@ PLANTED = [
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fault", "planted", "seen"),
-    [one for one in PLANTED if one[0] in (*FAULTS, *SHAPED)],
+    [one for one in PLANTED if one[0] in (*FAULTS, *PIECES, *SHAPED)],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_planted_fault_is_found(fault, planted, seen, seed, tmp_path):

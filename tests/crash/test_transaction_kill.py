@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections import Counter
 
 import pytest
@@ -15,38 +14,12 @@ import pytest
 import cystore
 from cystore import TransactionError
 from cystore.layout import OP_TOPIC
+from tests.crash.episodes.transactions import AT_ONCE, PLACES, killed_at
 from tests.support.aftermath import after_kills
 from tests.support.checks import check_closed
 from tests.support.process import Process
 from tests.support.processes.places import in_sources
-from tests.support.small_stores import SETTINGS
 
-COUNT = 40
-AT_ONCE = {**SETTINGS, "transaction_timeout_ms": 0, "transaction_check_interval_ms": 0}
-# Place: how often it is passed before, at most.
-PLACES = {
-    "transaction.ending": COUNT,
-    "transaction.ended": COUNT,
-    "append.many_begun": COUNT,
-    "append.intent": COUNT,
-    "append.claimed": COUNT,
-    "append.bytes_written": COUNT,
-    "append.before_publish": COUNT,
-    "append.published": COUNT,
-    "append.next_set": COUNT,
-    "append.blank_published": 1,
-}
-BEGIN = """
-import cystore
-store = cystore.open(path, **settings)
-for n in range(count):
-    store.begin("orders", b"%d" % n + bytes(150))
-"""
-END = """
-for half in store.open_transactions():
-    n = int(bytes(store.read(half.physical_offset).body).rstrip(bytes(1)))
-    store.rollback(half) if n % 3 == 0 else store.commit(half)
-"""
 WORK = """
 import random
 rng = random.Random(seed)
@@ -64,14 +37,6 @@ while True:
 """
 
 
-def number_of(message):
-    return int(bytes(message.body).rstrip(b"\0"))
-
-
-def by_number(half, message):
-    return "rollback" if number_of(message) % 3 == 0 else "commit"
-
-
 def test_every_place_of_transactions_is_killed_at():
     assert {name for name in in_sources() if name.startswith("transaction.")} == {
         place for place in PLACES if place.startswith("transaction.")
@@ -82,38 +47,7 @@ def test_every_place_of_transactions_is_killed_at():
 @pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_kill_while_a_transaction_ends(in_memory, rng, build_environment, place, survivors):
-    path = in_memory / "store"
-    environment = {
-        **build_environment("failpoints"),
-        "CYSTORE_FAILPOINT": f"{place}:{rng.randrange(1, PLACES[place] + 1)}",
-    }
-    with Process() as keeper, Process(environment) as victim:
-        keeper.do(BEGIN, path=str(path), settings=AT_ONCE, count=COUNT)
-        if not survivors:
-            keeper.do("store.close()")
-        victim.send(
-            "import cystore; store = cystore.open(path, **settings)", path=str(path), settings=AT_ONCE
-        )
-        victim.send(END)
-        with contextlib.suppress(EOFError):
-            victim.answer()
-        with pytest.raises(EOFError):
-            victim.answer()
-        assert victim.wait() == -signal.SIGKILL
-        with cystore.open(path, **AT_ONCE) as store:
-            for half in store.open_transactions():
-                assert store.read(half.physical_offset).unique_key == half.id
-            checked = store.check_transactions(by_number)
-            assert checked.failed == checked.asked_again == checked.discarded == 0
-            assert store.open_transactions() == []
-            found = list(store.scan())
-            committed = sorted(number_of(message) for message in found if message.topic == "orders")
-            assert committed == [n for n in range(COUNT) if n % 3]
-            assert len([message for message in found if message.topic == OP_TOPIC]) == COUNT
-            if survivors:
-                keeper.do("store.close()")
-    check_closed(path, AT_ONCE)
-    after_kills(path, AT_ONCE)
+    killed_at(place, rng, in_memory, build_environment("failpoints"), survivors=survivors)
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=pytest.mark.slow)])

@@ -19,6 +19,7 @@ from tests.crash.faults import (
     many,
     namespace,
     page_order,
+    pieces,
     power,
     resources,
     signals,
@@ -85,6 +86,7 @@ _MORE = (
     (clean_beside_flush.FAULT, 400),
     (many.MANY_SEGMENTS, 40),
 )
+PIECES = pieces.PIECES
 SHAPED: tuple[Fault, ...] = tuple(
     _shaped(fault, shape, full) for shape in (FOLDERS, POOL) for fault, full in _MORE
 )
