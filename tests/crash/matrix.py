@@ -325,7 +325,7 @@ everything, and one more put.
 Rows whose names end with `-folders` and `-pool` make the same faults on a store whose log has
 [several folders](production.md#a-log-on-several-disks), and on one with a [pool of buffers](pool.md). A power cut takes
 the buffers away; all other faults leave them. Rows without such twins need a store in one folder, or RocketMQ's
-settings, or change nothing but the queues.
+settings, or change nothing but the queues, or kill inside of one piece of the store (`transactions` to `once`).
 
 `make crash` runs all rows and writes `build/crash.json`. `python -m tests.crash --document build/crash.json` writes
 this page from it; `--add JSON` adds runs to those that it has. `python -m tests.crash FAULT --seed N --case M` repeats
