@@ -56,6 +56,12 @@ def sorted_error(error: OSError, path: Path | str) -> StoreError:
     return StoreIOError(f"{text}", path=path)
 
 
+def lacks_descriptor(error: StoreResourceError) -> bool:
+    """Whether this process has no descriptor left. Then it helps nothing to end mappings: they need none."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno == errno.EMFILE
+
+
 def is_missing(error: Exception) -> bool:
     """Whether the error says that there is no such file or folder: a cleaner may have removed it."""
     return isinstance(error.__cause__, FileNotFoundError)

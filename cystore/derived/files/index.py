@@ -27,7 +27,7 @@ from cystore.errors import StoreError, StoreFormatError, StoreIOError, StoreReso
 from cystore.layout import CONSTANTS, INDEX_ENTRY, INDEX_HEADER, field_of
 from cystore.system import files
 from cystore.system.folders import check_place
-from cystore.system.os_errors import is_missing
+from cystore.system.os_errors import is_missing, lacks_descriptor
 from cystore.system.ranges import unreadable_ranges
 from cystore.system.ranges.changed_lengths import has_length, mend_length
 from cystore.system.ranges.pages_ahead import PagesAhead
@@ -294,8 +294,8 @@ class IndexFiles:
                     except FileNotFoundError:
                         check_place(self._root)  # else a cleaner removed it
                         return None
-            except StoreResourceError:
-                if not self._mappings.make_room():
+            except StoreResourceError as error:
+                if lacks_descriptor(error) or not self._mappings.make_room():
                     raise
             except StoreError:
                 if not self.recovered or has_length(path, length):

@@ -15,6 +15,7 @@ from cystore._native.system import log_files
 from cystore.engine.files.mappings import Mappings
 from cystore.errors import StoreError, StoreFormatError, StoreResourceError
 from cystore.system import files, folders
+from cystore.system.os_errors import lacks_descriptor
 from cystore.system.ranges.changed_lengths import has_length, mend_length
 from cystore.system.threads import os_threads
 
@@ -245,8 +246,8 @@ class MappedFileQueue:
                     if self._scattered:
                         file.expect_scattered()
                     return file
-            except StoreResourceError:
-                if not self._mappings.make_room():
+            except StoreResourceError as error:
+                if lacks_descriptor(error) or not self._mappings.make_room():
                     raise
             except StoreError:
                 if self._odd_length == "refuse" or has_length(path, self.file_bytes):

@@ -4,6 +4,7 @@ oracle built."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import tempfile
@@ -21,7 +22,7 @@ from cystore.config import StoreConfig
 from cystore.derived.files.index import ALLOCATE_BYTES, IndexFiles, file_length
 from cystore.derived.files.pace import Pace
 from cystore.engine.files.segments import Mode
-from cystore.errors import StoreFormatError
+from cystore.errors import StoreFormatError, StoreResourceError
 from cystore.system.ranges.pages_ahead import PagesAhead
 from tests.oracle import index as oracle
 from tests.oracle.record import Record
@@ -262,6 +263,23 @@ def test_a_file_that_was_there_is_reserved_from_its_start(tmp_path):
     assert newest is not None and again._control.index_allocated == 0
     again.allocate(newest, 100)
     assert again._control.index_allocated == newest.file.length
+
+
+@pytest.mark.parametrize(("code", "kept"), [(errno.EMFILE, True), (errno.ENOMEM, False)])
+def test_mappings_end_for_memory_but_not_for_descriptors(tmp_path, monkeypatch, code, kept):
+    fill(opened(tmp_path), records([["a"]] * 20))
+    again = opened(tmp_path)
+    first, second, _ = again.files()
+    held = again.look(first)
+
+    def refuse(*given, **named):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as broken:
+        broken.setattr("cystore.system.files.map_file", refuse)
+        with pytest.raises(StoreResourceError):
+            again.look(second)
+    assert (again.look(first) is held) == kept
 
 
 def test_flush_syncs_the_files_with_entries_that_are_not_durable(tmp_path, monkeypatch):

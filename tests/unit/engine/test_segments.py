@@ -3,6 +3,7 @@ every kind of wrong entry, and each mode's way to make, map and drop files."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -12,7 +13,7 @@ import pytest
 from cystore.engine.files import segments
 from cystore.engine.files.mappings import Mappings
 from cystore.engine.files.segments import MappedFileQueue, Mode, file_name
-from cystore.errors import StoreFormatError, StoreIOError, StorePermissionError
+from cystore.errors import StoreFormatError, StoreIOError, StorePermissionError, StoreResourceError
 
 FILE_BYTES = 8192
 
@@ -168,6 +169,25 @@ def test_what_is_needed_stays_mapped(tmp_path):
     files.get(2 * FILE_BYTES)
     assert files.get(0) is first
     assert files.get(FILE_BYTES) is not second
+
+
+@pytest.mark.parametrize(("code", "kept"), [(errno.EMFILE, 3), (errno.ENFILE, 0), (errno.ENOMEM, 0)])
+def test_mappings_end_for_memory_but_not_for_descriptors_of_the_process(tmp_path, monkeypatch, code, kept):
+    """Seen: one map without a descriptor ended all mappings, which need none. Reads that had gone on failed then.
+    The host counts a mapped file among its open files (ENFILE)."""
+    mappings = Mappings(100 * FILE_BYTES, 100)
+    files = queue(tmp_path, mappings=mappings)
+    for number in range(4):
+        write(tmp_path, number * FILE_BYTES)
+    assert all(files.get(number * FILE_BYTES) for number in range(3))
+
+    def refuse(*given, **named):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(segments.files, "map_file", refuse)
+    with pytest.raises(StoreResourceError):
+        files.get(3 * FILE_BYTES)
+    assert mappings.count == kept
 
 
 def test_making_a_file_that_is_there_keeps_it(tmp_path):
