@@ -336,12 +336,12 @@ class Dispatcher:
 
     def _offer_index(self) -> None:
         """Hands the kernel the index file that keys go into now."""
-        newest = self._index.newest()
-        self._kernel.mapped_index_seq = self._control.index_seq
+        newest, seq = self._index.newest(), self._control.index_seq
         if newest is None:
             self._kernel.use_index(None, 0, 0, 0)
         else:
             self._kernel.use_index(newest.file, newest.slots, newest.capacity, self._control.index_allocated)
+        self._kernel.mapped_index_seq = seq  # last: an exception leaves the kernel with the file from before
 
     def _use_index_file(self) -> None:
         if self._index.newest() is None:

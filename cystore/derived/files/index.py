@@ -199,13 +199,26 @@ class IndexFiles:
                 raise StoreFormatError("not a valid name of an index file; move it away", path=entry.path)
             names.add(int(entry.name))
         found = sorted(names - self._dropped)
-        for name in set(known).difference(found):
+        for name in {*known}.difference(found).union(self._replaced()):
             self._mappings.drop(self._number, name)
+            del known[name]
         opened = [known.get(name) or self._open(name, sealed=name != found[-1]) for name in found]
         listed = self._with_newest([file for file in opened if file is not None])
         if not listed and self._mode is not Mode.PRIVATE:
             check_place(self._root)  # a deleted directory has no index files either
         return listed
+
+    def _replaced(self) -> list[int]:
+        """The known files whose mappings are of removed files: another process took back all their entries, and gave
+        the same names to new files within the same millisecond. It removes the newest files only."""
+        found: list[int] = []
+        for file in reversed(self._files if self._mode is not Mode.PRIVATE else []):
+            mapped = self._mappings.get(self._number, file.name)
+            if mapped is not None:
+                if files.is_at(self._path(file.name), mapped):
+                    break
+                found.append(file.name)
+        return found
 
     def _with_newest(self, listed: list[IndexFile]) -> list[IndexFile]:
         """Maps the last file once more if it was not the last before, because it may be written now."""
@@ -433,6 +446,10 @@ class IndexFiles:
         work.
         """
         listed = self.files()
+        if listed and listed[-1].look() is None:  # a trim ended before it published the removal
+            self._seen = -1
+            listed = self.files()
+            self._publish(listed[-1] if listed else None, 0)
         while listed and listed[-1].end_physical_offset >= physical_offset:
             newest = listed[-1]
             if self._mode is Mode.PRIVATE:
@@ -448,6 +465,7 @@ class IndexFiles:
             if before is None or before.end_physical_offset < physical_offset:
                 self._continue(newest, listed[-2])
                 break
+            self._control.index_files_changed()  # also for this process, if an exception ends this call
             self._remove(newest)
             listed = self._with_newest(listed[:-1])
             self._files = listed

@@ -137,6 +137,62 @@ def test_others_see_a_new_file(tmp_path):
     assert [file.header.next_entry for file in other.files()] == [1]
 
 
+def test_others_see_a_file_that_was_made_again_under_the_same_name(tmp_path, monkeypatch):
+    """Seen: a dispatcher was killed in a record whose keys filled several files. The next one removed and remade them
+    within the same millisecond. A third process wrote keys into its mapping of a removed file."""
+    monkeypatch.setattr(clock, "now_ms", lambda *of: NOW)
+    written = records([["a"]] * 5 + [list("abcdefghijklmnop")])
+    files = opened(tmp_path)
+    other = opened(tmp_path, control=files._control)
+    fill(files, written)
+    assert all(file.look() is not None for file in other.files())
+    names = [file.name for file in other.files()]
+    assert len(names) == 3
+    files.trim(written[-1].physical_offset)
+    fill(files, [replace(written[-1], physical_offset=written[-1].physical_offset + 7)])
+    assert [file.name for file in other.files()] == names
+    assert [bytes(file.file) for file in other.files()] == on_disk(tmp_path)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_trim_that_stopped_behind_the_removal_of_a_file_is_done_again(tmp_path, mapped):
+    """Seen: a signal's exception ended a trim between the removal of a file and its publication. Each later dispatch
+    failed, because the file was not there."""
+    written = records([["a"]] * 5 + [list("abcdefghijklmnop")])
+    files = opened(tmp_path)
+    fill(files, written)
+    newest = files.files()[-1]
+    (tmp_path / "index" / f"{newest.name:017d}").unlink()
+    if not mapped:
+        files._mappings.drop(files._number, newest.name)
+    seen = files._control.index_seq
+    files.trim(written[-1].physical_offset)
+    assert files._control.index_seq != seen  # a dispatcher may have this file for new keys
+    fill(files, written[-1:])
+    assert on_disk(tmp_path) == built(written)
+
+
+def test_a_trim_says_that_files_change_before_it_removes_one(tmp_path, monkeypatch):
+    """Otherwise an exception behind the removal leaves a dispatcher with the removed file."""
+    written = records([["a"]] * 5 + [list("abcdefghijklmnop")])
+    files = opened(tmp_path)
+    fill(files, written)
+    seen = files._control.index_seq
+
+    def interrupted(path):
+        path.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr("cystore.system.files.remove", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            files.trim(written[-1].physical_offset)
+    assert files._control.index_seq != seen
+    files.trim(written[-1].physical_offset)
+    fill(files, written[-1:])
+    assert on_disk(tmp_path) == built(written)
+
+
 # ------------------------------------------------------------------------------------------------- names
 
 
