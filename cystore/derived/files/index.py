@@ -59,6 +59,12 @@ class IndexHeader(NamedTuple):
     used_slots: int
     next_entry: int
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the file has entries, or the begin and end of an empty one. If a dispatcher ends before it writes
+        these, the file before this one may have entries of an unfinished record."""
+        return self.next_entry > 1 or self.end_physical_offset > 0
+
 
 def read_header(file: MappedFile) -> IndexHeader:
     """The header of a mapped file."""
@@ -418,6 +424,7 @@ class IndexFiles:
         if self._mode is Mode.PRIVATE:
             self._imagined[name] = MappedFile.anonymous(name, length)
         else:
+            self._control.index_files_changed()  # an exception may end this call when the file has its name
             files.create_sized(self._root, self._path(name), length, allocated)
             self._pace.is_fast(0)
         added = IndexFile(self, name, self._slots, self._capacity, sealed=False)
@@ -450,26 +457,30 @@ class IndexFiles:
             self._seen = -1
             listed = self.files()
             self._publish(listed[-1] if listed else None, 0)
-        while listed and listed[-1].end_physical_offset >= physical_offset:
+        while listed:
             newest = listed[-1]
-            if self._mode is Mode.PRIVATE:
-                newest.file.mark_written()
-            left = kernel.trim_file(newest.file, newest.slots, newest.capacity, physical_offset)
-            if left:
-                self._end_with(newest, left)
-                break
-            if len(listed) == 1:
-                newest.set_bounds(IndexHeader(0, 0, 0, 0, 0, 1))
-                break
-            before = listed[-2].peek()
-            if before is None or before.end_physical_offset < physical_offset:
-                self._continue(newest, listed[-2])
+            end = newest.end_physical_offset
+            if end >= physical_offset:
+                if self._mode is Mode.PRIVATE:
+                    newest.file.mark_written()
+                left = kernel.trim_file(newest.file, newest.slots, newest.capacity, physical_offset)
+                if left:
+                    self._end_with(newest, left)
+                    break
+                if len(listed) == 1:
+                    newest.set_bounds(IndexHeader(0, 0, 0, 0, 0, 1))
+                    break
+                before = listed[-2].peek()
+                if before is None or (before.end_physical_offset < physical_offset and before.has_begun):
+                    self._continue(newest, listed[-2])
+                    break
+            elif end > 0 or len(listed) == 1 or newest.header.has_begun:
                 break
             self._control.index_files_changed()  # also for this process, if an exception ends this call
             self._remove(newest)
             listed = self._with_newest(listed[:-1])
             self._files = listed
-            self._publish(listed[-1], 0)
+            self._publish(listed[-1] if listed else None, 0)
 
     @staticmethod
     def _end_with(file: IndexFile, number: int) -> None:

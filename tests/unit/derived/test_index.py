@@ -19,6 +19,7 @@ from cystore import clock
 from cystore._native.derived import index as kernel
 from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
+from cystore.derived.files import index
 from cystore.derived.files.index import ALLOCATE_BYTES, IndexFiles, file_length
 from cystore.derived.files.pace import Pace
 from cystore.engine.files.segments import Mode
@@ -169,6 +170,43 @@ def test_a_trim_that_stopped_behind_the_removal_of_a_file_is_done_again(tmp_path
     files.trim(written[-1].physical_offset)
     assert files._control.index_seq != seen  # a dispatcher may have this file for new keys
     fill(files, written[-1:])
+    assert on_disk(tmp_path) == built(written)
+
+
+@pytest.mark.parametrize("places", [[9], [8, 9], [1], [1, 2, 9]])
+def test_a_trim_finds_entries_before_files_without_any(tmp_path, places):
+    """Seen: dispatch ended, by a signal's exception or a kill, between the making of a file and its begin. The entries
+    of the unfinished record in the file before it stayed, and were entered once more."""
+    written = records([["a"]] * 5 + [list("abcdefghi")])
+    files = opened(tmp_path)
+    fill(files, written)
+    first, newest = (tmp_path / "index" / f"{file.name:017d}" for file in files.files())
+    begin = int(first.name)
+    newest.rename(first.with_name(f"{begin + 5:017d}"))
+    for place in places:
+        first.with_name(f"{begin + place:017d}").write_bytes(bytes(file_length(SLOTS, CAPACITY)))
+    again = opened(tmp_path)
+    again.trim(written[-1].physical_offset)
+    fill(again, written[-1:])
+    assert [data for data in on_disk(tmp_path) if any(data)] == built(written)
+
+
+def test_a_file_whose_maker_was_interrupted_is_found(tmp_path, monkeypatch):
+    written = records([["a"]] * 10)
+    files = opened(tmp_path)
+    fill(files, written[:7])
+    make = index.files.create_sized
+
+    def interrupted(*given):
+        make(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(index.files, "create_sized", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fill(files, written[7:])
+    files.trim(written[7].physical_offset)
+    fill(files, written[7:])
     assert on_disk(tmp_path) == built(written)
 
 
