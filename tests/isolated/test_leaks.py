@@ -73,7 +73,8 @@ def grown(path: str, what: str, rounds: int) -> dict[str, int]:
     work = {"open_and_close": open_and_close, "refuse": refuse, "use": use, "fail": fail}[what]
     if what in ("use", "fail"):
         store = cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20, services=())
-    for _ in range(rounds):  # caches of the interpreter fill
+    # Caches of the interpreter fill. The mapping of a queue's file is split once, where its written part ends.
+    for _ in range(3 * rounds):
         work()
     before = counts()
     for _ in range(rounds):
