@@ -50,6 +50,7 @@ class _LastLook(threading.local):
     position = NOWHERE
     failures = 0
     key: str | None = None  # the key of the only id that this thread waits for
+    looked_to = NOWHERE  # the end of the log at the last look for that id alone
     woken = 0  # the store's number for that key before the last look
     has_parents = False  # a parent's failure ends the wait
     failed = 0  # the store's number of failures before the last look
@@ -133,6 +134,7 @@ class ResultConsumer(BaseResultConsumer):
         seen = self._seen
         before = (
             seen.key,
+            seen.looked_to,
             seen.woken,
             seen.has_parents,
             seen.failed,
@@ -145,7 +147,7 @@ class ResultConsumer(BaseResultConsumer):
         except TimeoutError as error:
             raise ResultTimeoutError("The operation timed out.") from error
         finally:
-            seen.key, seen.woken, seen.has_parents, seen.failed = before
+            seen.key, seen.looked_to, seen.woken, seen.has_parents, seen.failed = before
             for task_id in listens:
                 self._listeners.pop(task_id, None)
                 self._notified.pop(task_id, None)
@@ -214,7 +216,7 @@ class ResultConsumer(BaseResultConsumer):
             self._deliver()
             return
         # The appending process may have been killed before it woke the waiters, or may be another program.
-        if not self._sleep(store, timeout) and store.wrote_position <= seen.position:
+        if not self._sleep(store, timeout) and store.wrote_position <= seen.looked_to:
             raise TimeoutError
         self._deliver_own(store, seen.key)
 
@@ -264,7 +266,7 @@ class ResultConsumer(BaseResultConsumer):
             known = [message for message in self._known_of([task_id]) if self._ends_a_wait(message)]
             self._give([(message, self.backend.meta_of(message)) for message in known])
             self._new.pop(task_id, None)
-            seen.position = end
+            seen.looked_to = end
 
     def _deliver(self) -> None:
         with self._reading:

@@ -294,6 +294,23 @@ def test_a_thread_that_waits_for_one_id_looks_up_no_other(backend, monkeypatch):
     assert set(looked) == {"mine", "idle"}
 
 
+def test_a_wait_for_one_id_inside_of_a_wait_for_several_hides_none_of_these(backend):
+    """Seen: a group whose child was a group itself waited for ever for a result that was there."""
+    mine, third, inner = (AsyncResult(task_id, backend=backend) for task_id in ("mine", "third", "inner"))
+    backend.add_pending_result(mine)
+    backend.add_pending_result(third)
+    backend.result_consumer.on_wait_for_pending(ResultSet([mine, third], app=backend.app))
+    backend.store_result("mine", 1, states.SUCCESS)
+    backend.store_result("inner", 2, states.SUCCESS)
+    assert inner.get(timeout=NEVER_S) == 2
+    rescue = threading.Timer(HANGS_AFTER_S, lambda: backend.store.put("noise", b"too late"))
+    rescue.start()
+    backend.result_consumer.drain_events()
+    rescue.cancel()
+    assert mine.on_ready.ready
+    assert "noise" not in backend.store.topics(), "slept on"
+
+
 def test_waiting_is_no_polling(make_backend):
     """While nothing is appended a waiting thread sleeps in the store, and reads nothing."""
     backend = make_backend()
