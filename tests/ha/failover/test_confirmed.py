@@ -15,7 +15,7 @@ from cystore.ha.epochs.history import History, keep_history
 from cystore.ha.role import end_slave
 from cystore.ha.status import ReplicationStatus, write_status
 from tests.support.ha.etcd import EtcdServer, needs_etcd
-from tests.support.ha.ha_pair import QUICK, free_port, until
+from tests.support.ha.ha_pair import members, until
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
 
@@ -57,20 +57,8 @@ def state():
 
 
 def settings(etcd: EtcdServer, name: str, **more: Any) -> dict[str, Any]:
-    return {
-        **SETTINGS,
-        **QUICK,
-        "services": "all",
-        "broker_role": "elected",
-        "ha_group": "g",
-        "ha_member": name,
-        "ha_listen_port": free_port(),
-        "ha_etcd_endpoints": etcd.url,
-        "ha_lease_ms": 10_000,
-        "ha_in_sync_lag_ms": 60_000,
-        "slave_timeout_ms": 2_000,
-        **more,
-    }
+    times = {"ha_lease_ms": 10_000, "ha_in_sync_lag_ms": 60_000, "slave_timeout_ms": 2_000}
+    return members(etcd.url, name, **{**times, **more})
 
 
 @needs_etcd

@@ -19,11 +19,11 @@ from cystore.ha.link import wire
 from cystore.ha.role import FLAG_SLAVE, role_of
 from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import (
-    QUICK,
     check_equal,
     every,
     fill,
     free_port,
+    members,
     put_delayed,
     until,
     wait_log,
@@ -51,20 +51,8 @@ def etcd(tmp_path):
 
 
 def settings(etcd: EtcdServer, name: str, **more: Any) -> dict[str, Any]:
-    return {
-        **SETTINGS,
-        **QUICK,
-        "services": "all",
-        "broker_role": "elected",
-        "ha_group": "g",
-        "ha_member": name,
-        "ha_listen_port": free_port(),
-        "ha_etcd_endpoints": etcd.url,
-        "ha_lease_ms": LEASE_MS,
-        "ha_in_sync_lag_ms": 500,
-        "slave_timeout_ms": 1_000,
-        **more,
-    }
+    times = {"ha_lease_ms": LEASE_MS, "ha_in_sync_lag_ms": 500, "slave_timeout_ms": 1_000}
+    return members(etcd.url, name, **{**times, **more})
 
 
 def seen(etcd: EtcdServer) -> View:

@@ -1,4 +1,4 @@
-"""A master and its slave, as the tests of replication open them."""
+"""A master and its slave, and the members of a group, as the tests of replication open them."""
 
 from __future__ import annotations
 
@@ -32,6 +32,21 @@ def masters(port: int, **more: Any) -> dict[str, Any]:
         "services": "all",
         "broker_role": "async_master",
         "ha_listen_port": port,
+        **more,
+    }
+
+
+def members(etcd_url: str, name: str, **more: Any) -> dict[str, Any]:
+    """Settings of a member of a group whose master is elected."""
+    return {
+        **SETTINGS,
+        **QUICK,
+        "services": "all",
+        "broker_role": "elected",
+        "ha_group": "g",
+        "ha_member": name,
+        "ha_listen_port": free_port(),
+        "ha_etcd_endpoints": etcd_url,
         **more,
     }
 
