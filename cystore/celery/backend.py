@@ -51,6 +51,7 @@ from cystore.celery.stores import (
     for_a_while,
     open_shared,
     open_to_read,
+    put_off,
     release,
     shown,
 )
@@ -172,14 +173,21 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         yield
 
     def _refuse_to_start(self) -> None:
-        """Raises when a worker starts and cannot use its store: one error instead of one for each task."""
-        where = f"result_backend {self.as_uri()!r}"
+        """Raises when a worker starts and cannot use its store: one error instead of one for each task. The worker may
+        open a store later that is there."""
         if self.location.settings.get("read_only"):
-            raise ImproperlyConfigured(f"{where}: a worker has to store results, and read_only forbids that")
+            raise ImproperlyConfigured(
+                f"result_backend {self.as_uri()!r}: a worker has to store results, and read_only forbids that"
+            )
+        if not put_off(self.location, self.app):
+            self.open_for_worker()
+
+    def open_for_worker(self) -> MessageStore:
+        """The open store. Raises ImproperlyConfigured if the worker cannot use it."""
         try:
-            open_shared(self.location, self.app)
+            return open_shared(self.location, self.app)
         except StoreError as error:
-            raise ImproperlyConfigured(f"{where} cannot be used: {error}") from error
+            raise ImproperlyConfigured(f"result_backend {self.as_uri()!r} cannot be used: {error}") from error
 
     def exception_safe_to_retry(self, exc: BaseException) -> bool:
         """True for a full disk, a busy append lock and a store that refuses writes: with result_backend_always_retry
@@ -197,9 +205,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         if "args" in meta:  # with result_extended
             meta["args"], meta["kwargs"] = self._redaction.values(name or "", meta["args"], meta["kwargs"])
         part = self.chords.part_with(task_id, request, state, result)
-        body = encode_meta(
-            meta, self.encode, self.prepare_exception, name=name, limit_bytes=self._record_limit_bytes()
-        )
+        with back_to_the_broker(self.app, self.location.path, request):  # the store may be opened here
+            limit_bytes = self._record_limit_bytes()
+        body = encode_meta(meta, self.encode, self.prepare_exception, name=name, limit_bytes=limit_bytes)
         also = getattr(request, "cystore_once_key", None) if state == states.SUCCESS else None
         self._append(
             records.RESULTS, task_id, body, tag=state, name=name, request=request, part=part, also=also

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -21,9 +22,18 @@ from celery import Celery, signals
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
-from cystore import MessageStore, NotDurableError, StoreConfig, StoreConfigError, StorePermissionError
+from cystore import (
+    MessageStore,
+    NotDurableError,
+    StoreConfig,
+    StoreConfigError,
+    StoreError,
+    StoreMovedError,
+    StorePermissionError,
+)
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX, hidden
 from cystore.config_sources import given_outside
+from cystore.engine.inspect.recognize import is_store
 from cystore.layout import CONSTANTS
 from cystore.value_class import value_class
 
@@ -266,6 +276,13 @@ _refused: dict[str, tuple[Location, str]] = {}  # stores that this user may only
 _kept: weakref.WeakKeyDictionary[Celery, dict[str, MessageStore]] = weakref.WeakKeyDictionary()
 _kept_h: dict[str, int] = {}  # the least retention of each
 _uses: Counter[str] = Counter()  # running uses of stores that are closed after the last one
+_later: weakref.WeakSet[Celery] = (
+    weakref.WeakSet()
+)  # apps of workers that fork their pools before they open their store
+# Such stores that were there when the worker started, with their directories' device and inode. Pool processes inherit
+# them: a process that opens the store for the first time opens this directory, or none.
+_found: dict[str, tuple[int, int]] = {}
+_main_pid = os.getpid()  # the process that filled `_found`
 _lock = threading.Lock()
 
 
@@ -287,6 +304,8 @@ def _open_now(location: Location, app: Celery | None) -> MessageStore:
             if held is None or store is None or store.closed:
                 store = _opened(location)
                 _kept_h.pop(location.path, None)
+                if _found.pop(location.path, None) and os.getpid() != _main_pid:
+                    _kept_h[location.path] = FOREVER_H  # the worker's main process sets the store's retention
                 held = _open[location.path] = (location, weakref.ref(store))
     if held[0] is not location and held[0] != location:
         raise StoreConfigError(
@@ -303,10 +322,61 @@ def _open_now(location: Location, app: Celery | None) -> MessageStore:
     return store
 
 
+def open_later(app: Celery) -> None:
+    """Lets a starting worker open its store after it forked its pool, if `put_off` finds the store."""
+    _later.add(app)
+
+
+def put_off(location: Location, app: Celery) -> bool:
+    """Whether the worker of an app opens its store after it forked its pool: if it is there, and this user seems to be
+    allowed to write to it."""
+    global _main_pid
+    root = Path(location.path)
+    _found.pop(location.path, None)
+    if app not in _later or opened_at(location.path) is not None:
+        return False
+    try:
+        if not os.access(root, os.R_OK | os.W_OK | os.X_OK) or not is_store(root):
+            return False
+        _found[location.path], _main_pid = _directory(location.path), os.getpid()
+    except (OSError, StoreError):  # the open reports it
+        return False
+    return True
+
+
+def is_put_off(location: Location) -> bool:
+    """Whether `put_off` found the store, and this process did not open it yet."""
+    return location.path in _found
+
+
+def moved(path: str) -> StoreMovedError | None:
+    """The reason why this process does not open the store that its worker found; None if it may, or if it has opened
+    it."""
+    known = _found.get(path)
+    try:
+        if known is None or known == _directory(path):
+            return None
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError:  # the open reports it
+        return None
+    return StoreMovedError(
+        "the store's directory was moved, deleted or replaced since this worker started", path=path
+    )
+
+
+def _directory(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
 def _opened(location: Location) -> MessageStore:
     """Opens the store. Refuses a pool of buffers: the steps of a chord, for example, have to be readable as soon as
     they are acknowledged."""
-    config = location.config()
+    reason = moved(location.path)
+    if reason is not None:
+        raise reason
+    config = location.config(create=False) if location.path in _found else location.config()
     if not config.transient_store_pool_enable:
         store = cystore.open(location.path, config=config)
         if not store.settings.transient_store_pool_enable:

@@ -34,7 +34,7 @@ from cystore.celery.base.green_timers import STARTED_BEFORE, cancel_repeated, en
 from cystore.celery.base.identity import is_master
 from cystore.celery.base.pools import BROKER, claim, may_have_begun, tell_what_was_raised
 from cystore.celery.base.processes import in_pool
-from cystore.celery.stores import opened_at
+from cystore.celery.stores import moved, opened_at
 from cystore.clock import monotonic_s
 
 log = logging.getLogger("cystore.celery")
@@ -57,10 +57,11 @@ def setting_of(app: Any) -> str:
 
 
 def away(path: str) -> StoreError | None:
-    """The reason why this process's open store at a path cannot be written; None if it can."""
+    """The reason why this process's open store at a path cannot be written, or why this process does not open the store
+    that its worker found; None if it can."""
     store = opened_at(path)
     if store is None:
-        return None
+        return moved(path)
     try:
         store.check_usable()
         store.check_takes_puts()

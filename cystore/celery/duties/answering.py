@@ -11,14 +11,12 @@ import logging
 import threading
 from typing import Any
 
-from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 
 from cystore import StoreError
 from cystore.celery.base import greenlets
-from cystore.celery.base.green_timers import STARTED_BEFORE
+from cystore.celery.base.processes import ForkLock
 from cystore.celery.duties import duty_runs
-from cystore.celery.duties.main_process import ForkLock
 from cystore.celery.routing.other_homes import reader_of
 from cystore.engine.manifest.manifest import read_facts
 from cystore.ha.role import role_of
@@ -33,14 +31,10 @@ JOIN_S = 5.0
 TURN = ForkLock()
 
 
-class ReadHost(bootsteps.StartStopStep):
-    """A step of the worker's consumer. Such steps begin after the boot has forked all its processes."""
+class ReadHost:
+    """The content of a worker's step `cystore read service` (`worker_steps`)."""
 
-    label = "cystore read service"
-    requires = STARTED_BEFORE
-
-    def __init__(self, parent: Any, **options: Any) -> None:
-        super().__init__(parent, **options)
+    def __init__(self) -> None:
         self._threads: list[ServiceThread] = []
         self._service: Any = None
 
@@ -68,9 +62,6 @@ class ReadHost(bootsteps.StartStopStep):
             self._threads.append(
                 ServiceThread(name, turn, LOOK_S, thread=greenlets.Thread, flag=threading.Event)
             )
-
-    def stop(self, parent: Any) -> None:
-        """A connection to the broker ended; other hosts continue to read."""
 
     def shutdown(self, parent: Any) -> None:
         """Ends the threads. Another worker of the store answers."""

@@ -15,26 +15,21 @@ themselves.
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
-from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from celery import bootsteps
-from celery.exceptions import ImproperlyConfigured
 from kombu.utils.compat import detect_environment
 
-from cystore import FencedError, MessageStore, StoreError, StoreTimeoutError
+from cystore import FencedError, MessageStore, StoreTimeoutError
 from cystore.celery import registry
-from cystore.celery.backend import CystoreBackend
-from cystore.celery.base import greenlets, queues
-from cystore.celery.base.green_timers import STARTED_BEFORE
+from cystore.celery.base import greenlets
 from cystore.celery.base.identity import store_id_of
+from cystore.celery.base.processes import ForkLock
 from cystore.celery.duties import duty_runs, ticks
 from cystore.celery.duties.duty_news import DutyEvents, MinuteLog
 from cystore.celery.duties.duty_runs import ALL, REPUT, Held
+from cystore.celery.duties.worker_steps import takes_ticks
 from cystore.celery.redis_urls import RedisAwayError
 from cystore.celery.results import memory
 from cystore.clock import monotonic_s, now_ms
@@ -47,7 +42,6 @@ log = logging.getLogger("cystore.celery")
 
 EVENTS_SETTING = "cystore_duty_events"
 LOOK_S = 1.0
-FORK_WAIT_S = 5.0
 MISSED_PERIODS = 3  # after so many without a run, a needed duty counts as not done
 PRUNE_S = 600.0
 JOIN_S = 10.0
@@ -56,74 +50,17 @@ NOTE_S = 1.0
 ASK_AGAIN_S = 1.0  # for a lease that another worker has
 
 
-class ForkLock:
-    """Keeps forks of this process out of a turn: the turn holds a lock that a fork takes first. A fork waits at most
-    `FORK_WAIT_S`, because a turn may wait for a disk or a server. Python never drops functions registered for forks, so
-    each module makes only one ForkLock."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._waited = False
-        os.register_at_fork(
-            before=self.before_fork, after_in_parent=self.after_in_parent, after_in_child=self.after_in_child
-        )
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def before_fork(self) -> None:
-        """Waits for the end of a turn."""
-        self._waited = self._lock.acquire(timeout=FORK_WAIT_S)
-
-    def after_in_parent(self) -> None:
-        """Lets turns begin again."""
-        if self._waited:
-            self._lock.release()
-
-    def after_in_child(self) -> None:
-        """The child has no turns of its parent's."""
-        self._lock = threading.RLock()
-
-
 TURN = ForkLock()
 
 
-class DutyHost(bootsteps.StartStopStep):
-    """A step of the worker's consumer. Such steps begin after the boot has forked all its processes. Setting
-    `cystore_host_reput`: dispatch by this process, at once."""
+class DutyHost:
+    """The content of a worker's step `cystore duties` (`worker_steps`). Setting `cystore_host_reput`: dispatch by this
+    process, at once."""
 
-    label = "cystore duties"
-    requires = STARTED_BEFORE
-
-    def __init__(self, parent: Any, **options: Any) -> None:
-        super().__init__(parent, **options)
+    def __init__(self) -> None:
         self._threads: list[ServiceThread] = []
         self._loop: ReputLoop | None = None
         self._keeper: Keeper | None = None
-
-    @staticmethod
-    def take_part(worker: Any) -> None:
-        """Called before the worker's steps are made. A worker that takes the ticks listens to its store's queue. A
-        worker without a store does nothing. If its store cannot be opened, the worker logs the reason, and its tasks
-        report it again."""
-        app = worker.app
-        if not isinstance(app.backend, CystoreBackend) or not app.backend.location.path:
-            log.debug("no duties: the result backend is not a store")
-            return
-        try:
-            store_id = store_id_of(app.backend.store)
-            if takes_ticks():
-                queues.consume_own_queue(app, store_id)
-                duty_runs.coordination_for(app)  # reports wrong settings
-        except (StoreError, ImproperlyConfigured) as error:
-            log.error("this worker cannot do duties: %s", error)
-            return
-        app.steps["consumer"].add(DutyHost)
-        for name in ("celery.worker.strategy", "celery.app.trace"):
-            logging.getLogger(name).addFilter(_no_ticks)
 
     def start(self, parent: Any) -> None:
         """Starts the threads at the first connection to the broker; they stay through all later ones."""
@@ -159,9 +96,6 @@ class DutyHost(bootsteps.StartStopStep):
                     detect_environment(),
                 )
 
-    def stop(self, parent: Any) -> None:
-        """A connection to the broker ended; the store still needs its duties."""
-
     def shutdown(self, parent: Any) -> None:
         """Ends the threads; a duty that is at work ends its step."""
         for thread in self._threads:
@@ -174,17 +108,6 @@ class DutyHost(bootsteps.StartStopStep):
         if self._loop is not None:
             self._loop.release()
             self._loop = None
-
-
-def takes_ticks() -> bool:
-    """Whether this worker knows the duties as tasks."""
-    return "cystore.celery.tasks" in sys.modules
-
-
-def _no_ticks(record: logging.LogRecord) -> bool:
-    """Keeps Celery's messages about successful ticks, a few lines a second, out of the worker's log."""
-    about = record.args if isinstance(record.args, Mapping) else {}
-    return record.levelno > logging.INFO or not str(about.get("name", "")).startswith("cystore.")
 
 
 class Keeper:

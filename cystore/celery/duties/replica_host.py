@@ -17,18 +17,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 
 from cystore import StoreError
 from cystore.celery import replicas
 from cystore.celery.backend import CystoreBackend, ReplicaBackend
 from cystore.celery.base import greenlets, queues, store_watch
-from cystore.celery.base.green_timers import STARTED_BEFORE
 from cystore.celery.base.identity import is_master, known_home_of
+from cystore.celery.base.processes import ForkLock
 from cystore.celery.chords import chord_steps
 from cystore.celery.duties import answering
-from cystore.celery.duties.main_process import ForkLock
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing.other_homes import reader_of
 from cystore.celery.stores import opened_at
@@ -46,28 +44,12 @@ JOIN_S = 5.0
 TURN = ForkLock()
 
 
-class ReplicaHost(bootsteps.StartStopStep):
-    """A step of the worker's consumer. Such steps begin after the boot has forked all its processes."""
+class ReplicaHost:
+    """The content of a worker's step `cystore replicas` (`worker_steps`)."""
 
-    label = "cystore replicas"
-    requires = STARTED_BEFORE
-
-    def __init__(self, parent: Any, **options: Any) -> None:
-        super().__init__(parent, **options)
+    def __init__(self) -> None:
         self._thread: ServiceThread | None = None
         self._keeper: ReplicaKeeper | None = None
-
-    @staticmethod
-    def take_part(app: Any) -> None:
-        """Adds the step to a worker that may have replicas. A wrong setting is logged."""
-        try:
-            folder = replicas.folder_of(app)
-        except ImproperlyConfigured as error:
-            log.error("this worker serves no replicas: %s", error)
-            return
-        own = app.backend.location.path
-        if folder is not None or (own and replicas.is_replicated(Path(own))):
-            app.steps["consumer"].add(ReplicaHost)
 
     def start(self, parent: Any) -> None:
         """Starts the thread at the first connection to the broker. A later connection consumes the queues anew."""
@@ -87,9 +69,6 @@ class ReplicaHost(bootsteps.StartStopStep):
         self._thread = ServiceThread(
             "replicas", keeper.turn, LOOK_S, thread=greenlets.Thread, flag=threading.Event
         )
-
-    def stop(self, parent: Any) -> None:
-        """A connection to the broker ended; the replicas are served as before."""
 
     def shutdown(self, parent: Any) -> None:
         """Ends the thread. Another worker of the host serves the replicas."""

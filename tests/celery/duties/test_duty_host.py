@@ -15,7 +15,8 @@ from cystore.celery.base import greenlets
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.duties.duty_news import TELL_S
 from cystore.celery.duties.duty_runs import ALL, IDLE_S, QUIET_S, REPUT, quiet_s, run
-from cystore.celery.duties.main_process import LOOK_S, DutyHost, Keeper, ReputLoop
+from cystore.celery.duties.main_process import LOOK_S, Keeper, ReputLoop
+from cystore.celery.duties.worker_steps import DutyStep, take_part
 from cystore.layout import DUTIES, DUTY_WORDS
 from cystore.services.duty_table import Outcome
 from tests.celery.conftest import wait_until
@@ -29,8 +30,8 @@ def app(url) -> Celery:
 
 
 def takes_part(app: Celery) -> bool:
-    DutyHost.take_part(SimpleNamespace(app=app))
-    return DutyHost in app.steps["consumer"]
+    take_part(SimpleNamespace(app=app, use_eventloop=False))
+    return DutyStep in app.steps["consumer"]
 
 
 @pytest.mark.parametrize("chosen", [["other"], None])

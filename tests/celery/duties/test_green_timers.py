@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from cystore.celery.base.store_watch import StoreWatch
-from cystore.celery.duties.answering import ReadHost
-from cystore.celery.duties.main_process import DutyHost
+from cystore.celery.duties.worker_steps import DutyStep, ReadStep, StoreStep
 from tests.celery.conftest import PATIENCE_S, Fleet
 from tests.celery.results.test_store_away import ready
 from tests.support.celery.servers import late_redis
@@ -64,7 +62,7 @@ def a_read_service_that_is_ended(library: str, store: str, broker: str) -> list[
 
     answering.JOIN_S, answers.TAKE_S = 30.0, 300.0
     parent = SimpleNamespace(app=Celery("read", broker=broker, backend=f"cystore://{store}"), steps=[])
-    host = answering.ReadHost(parent)
+    host = answering.ReadHost()
     host.start(parent)
     threads = [one._thread._thread for one in host._threads]
     with connect(RedisLocation.parse(broker)) as redis:
@@ -97,7 +95,7 @@ def test_our_steps_end_before_the_heartbeat(url):
     """Seen: they ended between the heartbeat and its connection, and took seconds for that. A worker is made in a
     process of its own: in this one, waits for results would be refused from then on."""
     order = fresh.run(steps_of_a_worker, url)
-    for ours in (StoreWatch, ReadHost, DutyHost):
+    for ours in (StoreStep, ReadStep, DutyStep):
         assert order.index(ours.__name__) > order.index("Heart"), order
 
 

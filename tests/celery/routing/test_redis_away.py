@@ -200,7 +200,7 @@ def test_a_user_with_the_documented_rights_reads_results_of_others(url):
         home = app_on(redis_url, url)
         home.backend.store_result("a", 1, states.SUCCESS)
         home.backend.store_result("large", "x" * 6_000_000, states.SUCCESS)
-        service = ReadHost(SimpleNamespace(app=home, steps=[]))
+        service = ReadHost()
         service.start(SimpleNamespace(app=home))
         try:
             web = app_on(redis_url, "cystore+remote://")

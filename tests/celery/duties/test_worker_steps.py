@@ -1,0 +1,138 @@
+"""Goal: a worker opens its store beside the rest of its start, and is no less careful for that. Method: the steps and
+the opening in this process; real workers on stores that they cannot open, or that were moved before a pool process
+opened them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured, WorkerShutdown
+from celery.worker import state
+
+import cystore
+from cystore.celery import stores
+from cystore.celery.base.store_watch import EXIT_CODE
+from cystore.celery.duties import worker_steps
+from cystore.celery.stores import close_shared
+from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
+from tests.celery.results.test_store_away import ready, send, waiting
+from tests.support.celery import work
+from tests.support.isolated import fresh
+
+NOWHERE = "redis://127.0.0.1:1/0"  # no server listens at this port
+
+
+def steps_of_a_worker(url: str) -> list[str]:
+    from celery import Celery
+
+    import cystore.celery  # noqa: F401 - it listens for workers; the command `celery worker` imports it
+
+    worker = Celery("steps", broker="redis://", backend=url).Worker(hostname="w@here", beat=True)
+    return [type(step).__name__ for step in worker.steps]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_opening_begins_behind_the_last_fork_of_the_boot(url, there):
+    """A worker that has to make its store opens it at once."""
+    if there:
+        Celery("first", backend=url, set_as_current=False).backend.store.put("T", b"x")
+        close_shared()
+    order = fresh.run(steps_of_a_worker, url)
+    assert order[-1] == "Consumer"
+    assert ("OpeningStep" in order) == there
+    if there:
+        assert max(order.index("Pool"), order.index("Beat")) < order.index("OpeningStep"), order
+
+
+def test_a_fork_waits_for_the_opening_and_a_stop_does_not(url):
+    inside, go_on, order = threading.Event(), threading.Event(), []
+
+    def opens() -> cystore.MessageStore:
+        inside.set()
+        go_on.wait()
+        order.append("opened")
+        raise ImproperlyConfigured("not usable")
+
+    backend = SimpleNamespace(location=SimpleNamespace(path="/p"), open_for_worker=opens)
+    opening = worker_steps.Opening(backend, [])
+    opening.begin()
+    inside.wait()
+    state.should_stop = 0
+    try:
+        with pytest.raises(WorkerShutdown):
+            opening.wait()
+        threading.Timer(0.2, go_on.set).start()
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        order.append("forked")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert order == ["opened", "forked"]
+        with pytest.raises(ImproperlyConfigured, match="not usable"):
+            opening.wait()
+    finally:
+        go_on.set()
+        state.should_stop = None
+
+
+@pytest.mark.parametrize("broker", ["there", "away"])
+def test_a_worker_that_cannot_open_its_store_ends_and_takes_no_task(tmp_path, broker):
+    """The worker finds that out in a thread, after it forked its pool."""
+    with fleet_in(tmp_path) as fleet:
+        assert fleet.backend.store
+        close_shared()
+        send(fleet, 3)
+        with cystore.open(fleet.store_path, exclusive=True, allow_any_owner=True):
+            away = {work.BROKER: NOWHERE} if broker == "away" else {}
+            worker = fleet.start("--concurrency=1", **away)
+            assert worker.process.wait(PATIENCE_S) == 1
+        told = worker.log.read_text()
+        assert f"'cystore://{fleet.store_path}' cannot be used: " in told
+        assert told.count("Unrecoverable error: ImproperlyConfigured") == (broker == "there")
+        assert "ready." not in told
+        assert waiting(fleet) == 3
+
+
+def test_a_pool_process_opens_only_the_store_that_its_worker_found(tmp_path):
+    """The process did not use the store before. Otherwise it would make a second one, and lose the result in it."""
+    with fleet_in(tmp_path, cystore_lifecycle=False) as fleet:
+        assert fleet.backend.store
+        close_shared()
+        worker = fleet.start("--concurrency=1")
+        ready(worker)
+        fifo, runs = tmp_path / "fifo", tmp_path / "runs"
+        fleet.task(work.waits_for_a_word).delay(str(runs), str(fifo))
+        wait_until(runs.exists, "the task runs")
+        close_shared()
+        fleet.store_path.rename(tmp_path / "moved")
+        fifo.write_text("go on")
+        assert worker.process.wait(PATIENCE_S) == EXIT_CODE
+        assert waiting(fleet) == 1, worker.log.read_text()
+        assert not fleet.store_path.exists(), "a second store was made"
+
+
+@pytest.mark.parametrize("now", ["missing", "another"])
+def test_a_store_that_was_put_off_is_opened_at_its_directory_only(url, now):
+    app = Celery("put off", broker="memory://", backend=url, set_as_current=False)
+    path = Path(app.backend.location.path)
+    location = app.backend.location
+    assert app.backend.store
+    close_shared()
+    stores.open_later(app)
+    assert stores.put_off(location, app)
+    path.rename(path.with_name("moved"))
+    if now == "another":
+        cystore.open(path).close()
+    with pytest.raises(cystore.StoreMovedError, match=str(path)):
+        stores.open_shared(location, app)
+    assert isinstance(stores.moved(location.path), cystore.StoreMovedError)
+    assert path.exists() == (now == "another")
+    if now == "missing":
+        path.with_name("moved").rename(path)
+        assert stores.open_shared(location, app)
+        assert not stores.is_put_off(location)
