@@ -318,7 +318,8 @@ def _append_now(
 
 
 def _wake(store: MessageStore, fields: Sequence[dict[str, Any]]) -> None:
-    """Wakes the waiters for a result. After a kill before that, their next look finds it, a second later at most."""
+    """Wakes the waiters for a result. After a kill before that, their next look finds it, seconds later
+    at most (`results.consumer.IDLE_S`)."""
     for one in fields:
         if one["topic"] == records.RESULTS:
             for key in one["keys"]:

@@ -333,7 +333,7 @@ def put_off(location: Location, app: Celery) -> bool:
     global _main_pid
     root = Path(location.path)
     _found.pop(location.path, None)
-    if app not in _later or opened_at(location.path) is not None:
+    if app not in _later or not location.path or opened_at(location.path) is not None:
         return False
     try:
         if not os.access(root, os.R_OK | os.W_OK | os.X_OK) or not is_store(root):

@@ -13,7 +13,7 @@ from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
 from cystore.engine.log.commit_log import check_offset
 
 WAIT_SLICE_S = 0.25
-KEY_SLICE_S = 1.0
+KEY_SLICE_S = 5.0
 
 
 class StoreWaits(ABC):

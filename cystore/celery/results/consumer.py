@@ -15,6 +15,7 @@ dispatched or not.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +27,10 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 
 from cystore import Message, MessageStore, OffsetError
 from cystore.celery.base import greenlets
+from cystore.celery.base.identity import is_replica
 from cystore.celery.base.records import RESULTS, id_of, is_tombstone, key_of
 from cystore.celery.homes import FAILURES, ids_of
+from cystore.celery.routing.other_homes import HomeLooks
 from cystore.celery.versions import waiting_on
 from cystore.clock import monotonic_s
 
@@ -41,6 +44,10 @@ GATHER_EACH_S = 0.000_1
 GATHER_MOST_S = 0.005
 FAILURE_LOOK_S = 0.05
 INTERVAL_S = 1.0  # between two calls of `on_interval`, as Celery's drainer has it where nothing comes
+# The longest sleep of a wait for one id that has nothing else to do: it finds the state of a process that was killed
+# between its append and the wake-up. Each look takes the interpreter, and perhaps dispatches.
+IDLE_S = 5.0
+TICK_S = 0.002  # a sleep ends within this time of its end, and must not end before
 
 
 class _LastLook(threading.local):
@@ -54,6 +61,8 @@ class _LastLook(threading.local):
     woken = 0  # the store's number for that key before the last look
     has_parents = False  # a parent's failure ends the wait
     failed = 0  # the store's number of failures before the last look
+    looks: HomeLooks | None = None  # of a long sleep, which they interrupt
+    until = math.inf  # the end of the wait
 
 
 class ResultConsumer(BaseResultConsumer):
@@ -101,7 +110,7 @@ class ResultConsumer(BaseResultConsumer):
     def on_wait_for_pending(self, result: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """Delivers existing results before the first wait, whatever the timeout."""
         seen = self._seen
-        seen.failures, seen.key = self._failures, self._only_key(result)
+        seen.failures, seen.key, seen.looks = self._failures, self._only_key(result), None
         seen.has_parents = getattr(result, "parent", None) is not None
         if seen.key is None:
             self._deliver()
@@ -138,6 +147,8 @@ class ResultConsumer(BaseResultConsumer):
             seen.woken,
             seen.has_parents,
             seen.failed,
+            seen.looks,
+            seen.until,
         )  # state of an outer wait of this thread, whose callback begins this wait
         try:
             self.on_wait_for_pending(result, timeout=timeout, **kwargs)
@@ -147,7 +158,15 @@ class ResultConsumer(BaseResultConsumer):
         except TimeoutError as error:
             raise ResultTimeoutError("The operation timed out.") from error
         finally:
-            seen.key, seen.looked_to, seen.woken, seen.has_parents, seen.failed = before
+            (
+                seen.key,
+                seen.looked_to,
+                seen.woken,
+                seen.has_parents,
+                seen.failed,
+                seen.looks,
+                seen.until,
+            ) = before
             for task_id in listens:
                 self._listeners.pop(task_id, None)
                 self._notified.pop(task_id, None)
@@ -180,9 +199,21 @@ class ResultConsumer(BaseResultConsumer):
             return iter(())
         if timeout is not None and timeout <= 0:  # Celery before 5.7 would wait for ever
             raise TimeoutError
+        if isinstance(on_interval, HomeLooks) and on_interval.is_alone and self._may_sleep_long():
+            self._seen.looks = on_interval
+            self._seen.until = math.inf if timeout is None else monotonic_s() + timeout
+            long: Iterator[None] = self.drainer.drain_events_until(
+                p, timeout=timeout, interval=IDLE_S, on_interval=on_interval
+            )
+            return long
         seldom = on_interval and self._seldom(p, on_interval)
         drained: Iterator[None] = super().drain_events_until(p, timeout=timeout, on_interval=seldom)
         return drained
+
+    def _may_sleep_long(self) -> bool:
+        """Whether this thread waits for one id of this store, and for nothing else."""
+        seen = self._seen
+        return not (seen.key is None or seen.has_parents or greenlets.in_use())
 
     def _seldom(self, p: Any, on_interval: Callable[[], Any]) -> Callable[[], None]:
         known, due = self._seen.failures, monotonic_s() + INTERVAL_S
@@ -205,6 +236,10 @@ class ResultConsumer(BaseResultConsumer):
             time.sleep(INTERVAL_S if timeout is None else timeout)
             raise TimeoutError
         store, seen = self.backend.store, self._seen
+        if seen.looks is not None:
+            longest_s = IDLE_S if timeout is None else timeout
+            left_s = min(seen.looks.left_s(), seen.until - monotonic_s())
+            timeout = min(longest_s, max(left_s, 0.0) + TICK_S)
         if seen.key is None:
             if not greenlets.off_the_hub(store.wait_log, seen.position, timeout):
                 raise TimeoutError
@@ -225,6 +260,8 @@ class ResultConsumer(BaseResultConsumer):
         seen = self._seen
         assert seen.key is not None
         if not seen.has_parents:
+            if timeout is not None and timeout > INTERVAL_S and is_replica(store):
+                timeout = INTERVAL_S  # its master's processes wake nobody here
             return greenlets.off_the_hub(store.wait_key, seen.key, seen.woken, timeout)
         until = None if timeout is None else monotonic_s() + timeout
         while True:

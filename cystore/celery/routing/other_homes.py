@@ -19,6 +19,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.result import result_from_tuple
 from celery.utils.functional import LRUCache
 from kombu.exceptions import DecodeError
+from vine import promise
 
 from cystore.celery import homes
 from cystore.celery.base import records
@@ -222,31 +223,20 @@ class Elsewhere:
             known += [one for one in unknown if one in found or homes.sent_to(self._backend, one) is not None]
         return known
 
-    def looks(self, result: Any, on_interval: Callable[[], Any] | None) -> Callable[[], None]:
-        """`on_interval` for a wait at this store. It raises ComesElsewhere when the home of a task turns out to be
-        another one."""
-        look_s = FIRST_LOOK_S
-        due = monotonic_s() + look_s * 0.9
-
-        def call() -> None:
-            nonlocal look_s, due
-            if monotonic_s() >= due:
-                look_s = min(2 * look_s, LAST_LOOK_S)
-                due = monotonic_s() + look_s
-                ids = list(islice(_open_ids(result), LOOKED_AT))
-                found, unknown = self._homes_of(ids, anew=True)
-                known = [one for one, home in found.items() if home is not None]
-                if known or (self._backend.location.reader and self._heard_of(ids)):
-                    raise ComesElsewhere
-                if unknown and not self._backend.location.reader:
-                    due = min(due, monotonic_s() + UNKNOWN_LOOK_S)
-                    begun = self._ask_around(unknown)
-                    if begun:
-                        raise ComesElsewhere(begun)
-            if on_interval is not None:
-                on_interval()
-
-        return call
+    def look(self, result: Any) -> bool:
+        """One look, during a wait at this store, whether the home of a task is another one. Raises ComesElsewhere if it
+        is. False if no home knows the task yet."""
+        ids = list(islice(_open_ids(result), LOOKED_AT))
+        found, unknown = self._homes_of(ids, anew=True)
+        known = [one for one, home in found.items() if home is not None]
+        if known or (self._backend.location.reader and self._heard_of(ids)):
+            raise ComesElsewhere
+        if not unknown or self._backend.location.reader:
+            return True
+        begun = self._ask_around(unknown)
+        if begun:
+            raise ComesElsewhere(begun)
+        return False
 
     def wait(
         self,
@@ -296,11 +286,43 @@ class Elsewhere:
                 return
             try:
                 yield from local(
-                    result, timeout=_left(until), on_interval=self.looks(result, on_interval), **options
+                    result, timeout=_left(until), on_interval=HomeLooks(self, result, on_interval), **options
                 )
                 return
             except ComesElsewhere as found:
                 ids = list(dict.fromkeys([*self.ids_in(result), *found.ids]))
+
+
+class HomeLooks:
+    """The looks at other homes during a wait at this store. To call it costs nothing until the next look is due. Then
+    it calls `on_interval`, which it wraps."""
+
+    def __init__(self, elsewhere: Elsewhere, result: Any, on_interval: Callable[[], Any] | None) -> None:
+        self._elsewhere, self._result, self._on_interval = elsewhere, result, on_interval
+        self._look_s = FIRST_LOOK_S
+        self._due = monotonic_s() + FIRST_LOOK_S * 0.9
+        self.is_alone = on_interval is None or (
+            isinstance(on_interval, promise) and _is_empty(on_interval)
+        )  # it has to be called only when a look is due
+
+    def left_s(self) -> float:
+        """The time until the next look."""
+        return max(self._due - monotonic_s(), 0.0)
+
+    def __call__(self) -> None:
+        """Looks if it is time. Raises ComesElsewhere when the home of a task turns out to be another one."""
+        if monotonic_s() >= self._due:
+            self._look_s = min(2 * self._look_s, LAST_LOOK_S)
+            self._due = monotonic_s() + self._look_s
+            if not self._elsewhere.look(self._result):
+                self._due = min(self._due, monotonic_s() + UNKNOWN_LOOK_S)
+        if self._on_interval is not None:
+            self._on_interval()
+
+
+def _is_empty(callback: promise) -> bool:
+    """Whether a promise calls nothing: `.get()` makes such a one where its caller gave no `on_interval`."""
+    return not (callback.fun or callback._svpending or callback._lvpending)
 
 
 def _left(until: float | None) -> float | None:
