@@ -21,8 +21,6 @@ from tests.support.small_stores import SETTINGS
 WRITERS = 3
 CUTS = 4  # of one store
 SIZE_BYTES = {"ext4": 48 * disks.MIB, "xfs": 320 * disks.MIB}
-# Mostly little reaches the disk by itself: that would hide what a sync forgot.
-HOW = (disks.NOTHING_FLUSHED, disks.NOTHING_FLUSHED, disks.LOG_FLUSHED, disks.LOG_FLUSHED, disks.WITH_FLUSH)
 
 
 def run(kind: str, run: Run) -> None:
@@ -67,9 +65,9 @@ def lives(case: Case, nursery: Nursery, disk: Disk, told: Acknowledgements, run:
                 start(writer, told, folder / "store", settings, seed=seed, sync_share=sync_share)
             more = rng.choice((0, rng.randrange(1, 60), rng.randrange(60, 300)))
             told.wait(len(told.puts) + more, writers)
-            how = rng.choice(HOW)
+            how = rng.choice(disks.POWER_CUTS)
             told.take()
-            disk.cut(folder, how)
+            disks.shut_down(folder, how)
         told.take(in_time=False)
         case.lose_memory()
         with disk.mounted(folder) as seen:

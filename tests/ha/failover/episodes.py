@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.disks.disks import POWER_CUTS
 from tests.support.ha.fleet import LEASE_MS, Fleet
 
 ROUND = 10
@@ -151,6 +152,24 @@ def clock_jump(fleet: Fleet, rng: random.Random, name: str) -> None:
         fleet.clocks[name].offset_ms = 0
 
 
+def power_cut(fleet: Fleet, rng: random.Random, name: str) -> None:
+    """The host loses what it has not synced."""
+    if fleet.disks.can_lose_power:
+        fleet.lose_power({name: rng.choice(POWER_CUTS)})
+        _more(fleet, rng)
+        fleet.start(name)
+
+
+def power_cut_of_more(fleet: Fleet, rng: random.Random, name: str) -> None:
+    """Two hosts, or all, lose what they have not synced."""
+    if fleet.disks.can_lose_power:
+        hosts = [name, *rng.sample(_others(fleet, name), rng.randrange(1, len(fleet.names)))]
+        fleet.lose_power({one: rng.choice(POWER_CUTS) for one in hosts})
+        _pass(rng.random() * 2 * LEASE_MS / 1000)
+        for one in rng.sample(hosts, len(hosts)):
+            fleet.start(one)
+
+
 EPISODES: tuple[Callable[[Fleet, random.Random, str], None], ...] = (
     kill,
     kill_two,
@@ -168,6 +187,8 @@ EPISODES: tuple[Callable[[Fleet, random.Random, str], None], ...] = (
     slow_link,
     full_disk,
     clock_jump,
+    power_cut,
+    power_cut_of_more,
 )
 
 

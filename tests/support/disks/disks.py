@@ -25,6 +25,8 @@ WITH_FLUSH, LOG_FLUSHED, NOTHING_FLUSHED = (
     1,
     2,
 )  # what reaches the disk before the power is gone: all, the journal, nothing
+# Mostly little reaches the disk by itself: that would hide what a sync forgot.
+POWER_CUTS = (NOTHING_FLUSHED, NOTHING_FLUSHED, LOG_FLUSHED, LOG_FLUSHED, WITH_FLUSH)
 MIB = 1 << 20
 
 OPTIONS = {"ext4": "data=ordered", "xfs": ""}
@@ -80,6 +82,15 @@ def _path() -> str:
     return os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
+def shut_down(folder: Path, how: int) -> None:
+    """From now on nothing reaches the disk below a mounted folder any more; `how` is one of POWER_CUTS."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", how))
+    finally:
+        os.close(fd)
+
+
 class Disk:
     """One disk; formatted when it is made, mounted as often as one likes."""
 
@@ -126,11 +137,3 @@ class Disk:
             raise
         gc.collect()  # folders of a log that `verify` looked at are held until then
         self.unmount(folder)
-
-    def cut(self, folder: Path, how: int) -> None:
-        """From now on nothing reaches the disk any more."""
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", how))
-        finally:
-            os.close(fd)

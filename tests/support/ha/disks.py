@@ -1,44 +1,75 @@
-"""Disks of hosts on one machine: each member's folder is a file system of its own, which can be full."""
+"""Disks of hosts on one machine: each member's folder is a file system of its own, which can be full, and can lose its
+power.
+
+Disks that can lose their power are images behind loop devices. Where these cannot be made, the disks are in memory.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import os
 import subprocess
 from pathlib import Path
 from types import TracebackType
 
-DISK_MIB = 96
+from tests.support.disks.disks import FORMAT, MIB, obstacle, shut_down
+
+DISK_BYTES = 160 * MIB
 PIECE = bytes(1 << 16)
 
 
 class Disks:
-    """A context manager. `names` of members have their folders in `folder`, in memory."""
+    """A context manager. `names` of members have their folders in `folder`."""
 
     def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
         self._folder, self._names = folder, names
+        self.can_lose_power = not obstacle("ext4")
 
     def __enter__(self) -> Disks:
+        # Hosts see their own copies of the mounts. A shared folder tells them which disks come and go.
+        _run("mount", "--bind", str(self._folder), str(self._folder))
+        _run("mount", "--make-shared", str(self._folder))
         for name in self._names:
-            place = self._folder / name
-            place.mkdir(parents=True)
-            mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=755", "cystore-test", str(place)]
-            subprocess.run(mount, check=True, capture_output=True)
+            (self._folder / name).mkdir(parents=True)
+            if self.can_lose_power:
+                with self._image(name).open("wb") as file:
+                    file.truncate(DISK_BYTES)
+                _run(*FORMAT["ext4"], str(self._image(name)))
+            self._mount(name)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in self._names:
+        for place in (*(self._folder / name for name in self._names), self._folder):
             # Lazily: a killed member's files may take a moment to go.
-            subprocess.run(["umount", "-l", str(self._folder / name)], capture_output=True, check=False)
+            subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False)
+
+    def _image(self, name: str) -> Path:
+        return self._folder / f"{name}.image"
+
+    def _mount(self, name: str) -> None:
+        if self.can_lose_power:
+            _run("mount", "-t", "ext4", "-o", "loop", str(self._image(name)), str(self._folder / name))
+        else:
+            options = f"size={DISK_BYTES},mode=755"
+            _run("mount", "-t", "tmpfs", "-o", options, "cystore-test", str(self._folder / name))
+
+    def cut(self, name: str, how: int) -> None:
+        """From now on nothing reaches the disk any more; `how` is one of POWER_CUTS."""
+        shut_down(self._folder / name, how)
+
+    def power_on(self, name: str) -> None:
+        """The disk comes back after a cut, with what had reached it. No process uses it any more."""
+        _run("umount", str(self._folder / name))
+        self._mount(name)
 
     def _filler(self, name: str) -> Path:
         return self._folder / name / "filler"
 
     def fill(self, name: str) -> None:
         """There is no free byte."""
-        with self._filler(name).open("wb", buffering=0) as filler, contextlib.suppress(StopIteration):
+        with self._filler(name).open("wb", buffering=0) as filler:
             while True:
                 try:
                     filler.write(PIECE)
@@ -50,3 +81,12 @@ class Disks:
     def empty(self, name: str) -> None:
         """There is space again."""
         self._filler(name).unlink(missing_ok=True)
+
+
+def _run(*command: str) -> None:
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}
+    )
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")

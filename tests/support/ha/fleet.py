@@ -109,6 +109,15 @@ class Fleet:
     def kill(self, name: str) -> None:
         self._processes.pop(name).kill()
 
+    def lose_power(self, how: dict[str, int]) -> None:
+        """These hosts lose their power at once, each in its way (POWER_CUTS); then their disks are there again."""
+        for name in how:
+            self.disks.cut(name, how[name])
+        for name in how:
+            self.kill(name)
+        for name in how:
+            self.disks.power_on(name)
+
     def stop(self, name: str) -> None:
         self._processes[name].stop()
 

@@ -69,7 +69,13 @@ class Node:
         except cystore.StoreNotWritableError:
             PAUSE.wait(SLICE_S)
             return
-        except (cystore.FlushSlaveTimeoutError, cystore.StoreTimeoutError, cystore.StoreFullError):
+        except (
+            cystore.StoreTimeoutError,  # of the members, too
+            cystore.StoreFullError,
+            cystore.StoreIOError,  # the disk has lost its power
+            cystore.FlushFailedError,
+            cystore.NotDurableError,
+        ):
             self._number += 1  # it may be there, and it may be cut
             PAUSE.wait(SLICE_S)
             return
