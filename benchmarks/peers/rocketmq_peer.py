@@ -10,7 +10,8 @@ import tempfile
 from benchmarks.suite.workload import Job, Measure
 from tests.support.interop import rocketmq
 
-JVM_FLAGS = ("-XX:+UseParallelGC", "-Xms1g", "-Xmx1g")
+# Direct memory is for three buffers of a pool; the default is that of the heap.
+JVM_FLAGS = ("-XX:+UseParallelGC", "-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=4g")
 CASES = {
     "put": "put",
     "put_built": "put",

@@ -29,14 +29,18 @@ public final class Main {
         line.put("case", args[0]);
         line.put("count", count);
         line.put("java", System.getProperty("java.version"));
+        // RocketMQ's threads are no daemons and some of them never end, so this ends them, after a failure too.
+        int status = 1;
         try {
             line.putAll(run(args[0], root, count, options));
+            System.out.println(line.toJSONString());
+            status = 0;
+        } catch (Throwable failure) {
+            failure.printStackTrace();
         } finally {
             Peer.delete(root);
+            System.exit(status);
         }
-        System.out.println(line.toJSONString());
-        // RocketMQ's threads are no daemons and some of them never end.
-        System.exit(0);
     }
 
     private static JSONObject run(String name, File root, int count, Options options)
