@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -16,11 +17,10 @@ from benchmarks.scale import growth
 from benchmarks.store import compact, groups, importing, memory, writes
 from benchmarks.suite import check, pairs, report, runner
 from benchmarks.suite.cases import CASES
-from benchmarks.suite.document import document
+from benchmarks.suite.document import updated
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "benchmarks.md"
-SCALE = "## scale\n"
 INTERRUPTED = 128 + signal.SIGINT  # an exit code
 
 
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
         "--document",
         type=Path,
         metavar="FILE",
-        help="write docs/benchmarks.md from a result file; measure nothing",
+        help="write the cases of a result file into docs/benchmarks.md; measure nothing",
     )
     parser.add_argument(
         "--check",
@@ -88,10 +88,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--list", action="store_true", help="name the cases and end")
     options = parser.parse_args(arguments)
     if options.document:
-        _, found, section = PAGE.read_text().partition(
-            SCALE
-        )  # a person writes that page from the output of `scale`
-        PAGE.write_text(document(json.loads(options.document.read_text())) + found + section)
+        PAGE.write_text(updated(PAGE.read_text(), json.loads(options.document.read_text())))
         return 0
     if options.list:
         print("\n".join(f"{case.name:<20} {case.title}" for case in CASES))
@@ -105,7 +102,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no such case; the cases are {', '.join(case.name for case in CASES)}")
     rounds = options.rounds or (2 if options.quick else 5)
     peers = set(options.peers.split(",")) | {"cystore"} if options.peers else None
-    results = []
+    results, load = [], os.getloadavg()[0]
     for case in chosen:
         kept = tuple(row for row in case.contestants if not peers or row.peer in peers)
         case_here = replace(case, contestants=kept)
@@ -125,7 +122,7 @@ def main(arguments: list[str]) -> int:
         "cases": [case.name for case in chosen],
         "peers": options.peers,
     }
-    written = report.as_json(results, shown, options.folder)
+    written = report.as_json(results, shown, options.folder, load)
     report.write(written, path)
     print(f"written: {path}")
     if options.keep:

@@ -1,7 +1,8 @@
-"""docs/benchmarks.md from the JSON of a run: every row that was measured, good or bad."""
+"""Sections of docs/benchmarks.md from the JSON of a run: every row that was measured, good or bad."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 # Further figures of a row, beside its speed.
@@ -11,37 +12,47 @@ BESIDE = {
     "redis_memory_mb_per_100k": "Redis's memory, MB for 100,000",
 }
 
-HEAD = """# Benchmarks
-
-`make bench` makes this page: `python -m benchmarks --document FILE` writes it from the result file that a run names
-at its end. In each case every contestant runs in a process of its own with an empty folder. They take turns for
-{rounds} rounds. Figures are medians. The column "cystore / it" is the speed of cystore divided by the row's, round by
-round, and of these the median. "Spread" is the distance between the fastest and the slowest round.
-
-This page: {cpu}, {cores} cores, {memory_mib} MiB, Linux {release}, Python {python}, {file_system}. Compare ratios, not
-times: another machine has other times.
-"""
+HEADING, WIDTH = "## ", 120
 
 
-def document(results: dict[str, Any]) -> str:
-    """The page; raises KeyError for a file that is no result of `python -m benchmarks`."""
-    machine = results["machine"]
-    release = machine["kernel"].partition("-")[0]
-    lines = [HEAD.format(rounds=results["arguments"]["rounds"], release=release, **machine)]
+def updated(page: str, results: dict[str, Any]) -> str:
+    """docs/benchmarks.md with the sections of the cases that a run measured. All other sections stay as they are, and
+    so does what a person wrote below the tables. The section of a new case comes last.
+
+    Raises KeyError for a file that is no result of `python -m benchmarks`.
+    """
+    begin, *sections = f"\n{page}".split(f"\n{HEADING}")
+    texts = {name: text for name, _, text in (section.partition("\n") for section in sections)}
     for case in results["cases"]:
-        lines += [
-            f"## {case['name']}",
-            "",
-            f"{case['title'][0].upper()}{case['title'][1:]}; one operation is a {case['operation']}.",
-            "",
-        ]
-        lines += [
-            f"| | ns a {case['operation']} | a second | spread | cystore / it | goal |",
-            "|---|---:|---:|---:|---:|---|",
-        ]
-        lines += [_line(row) for row in case["rows"]]
-        lines += ["", *_beside(case)]
-    return "\n".join(lines)
+        texts[case["name"]] = _section(case, results) + _remark(texts.get(case["name"], ""))
+    return (begin + "".join(f"\n{HEADING}{name}\n{text}" for name, text in texts.items()))[1:]
+
+
+def _section(case: dict[str, Any], results: dict[str, Any]) -> str:
+    rounds, load = results["arguments"]["rounds"], results["machine"].get("load")
+    busy = "" if load is None else f", load {load:.0f}"
+    title = f"{case['title'][0].upper()}{case['title'][1:]}; one operation is a {case['operation']}."
+    run = (
+        f"{rounds} rounds, commit {results['machine']['commit']}, {results['when'].partition('T')[0]}{busy}."
+    )
+    lines = [
+        "",
+        *textwrap.wrap(f"{title} {run}", WIDTH, break_on_hyphens=False),
+        "",
+        f"| | ns a {case['operation']} | a second | spread | cystore / it | goal |",
+        "|---|---:|---:|---:|---:|---|",
+        *(_line(row) for row in case["rows"]),
+        "",
+        *_beside(case),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _remark(section: str) -> str:
+    """The part of a section below its last table."""
+    lines = section.splitlines(keepends=True)
+    tables = [at for at, line in enumerate(lines) if line.startswith("|")]
+    return "".join(lines[tables[-1] + 2 :]) if tables else ""
 
 
 def _beside(case: dict[str, Any]) -> list[str]:

@@ -55,10 +55,11 @@ def summary(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def as_json(results: list[Result], arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+def as_json(results: list[Result], arguments: dict[str, Any], folder: Path, load: float) -> dict[str, Any]:
+    """The result file's content; `load` is that of the minute before the run."""
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(folder),
+        "machine": {**machine(folder), "load": round(load, 1)},
         "arguments": arguments,
         "cases": [
             {
