@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -257,6 +258,8 @@ def run(
             lines = fleet.acknowledged()
             outcome.acknowledged += len(lines)
             outcome.failovers_ms += _failovers(lines)
+        if not outcome.faults:
+            shutil.rmtree(place)
     return outcome
 
 
