@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cystore._native.append.appender import Appender
 from cystore._native.append.put import put_function
 from cystore._native.lookup.get_result import GetResult
-from cystore._native.lookup.key_reader import QueryResult
+from cystore._native.lookup.key_reader import QueryResult, query_function
 from cystore._native.lookup.queue_reader import get_function, read_function
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message, PutResult
@@ -205,7 +205,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         whole = parts.reader.is_whole  # the kernel's reads go to the end of the log
         if whole and type(self).query is MessageStore.query:
             key_reader = parts.reader.key_reader(weakly(self, type(self).query))
-            self.query = keeping(self, key_reader.query)  # type: ignore[method-assign]
+            self.query = query_function(key_reader, self)  # type: ignore[method-assign]
         cls = type(self)
         if whole and cls.get is MessageStore.get and cls.read is MessageStore.read:
             reader = parts.reader.queue_reader(weakly(self, cls.get), weakly(self, cls.read))

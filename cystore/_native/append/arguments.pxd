@@ -6,9 +6,11 @@ that is a tenth of the time of an append.
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF, Py_XINCREF
-from libc.stdint cimport uint8_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uintptr_t
 
 cdef extern from "Python.h":
+    bint PyLong_CheckExact(object value)
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
     PyObject* PyTuple_GET_ITEM(tuple of, Py_ssize_t place)
     Py_ssize_t PyTuple_GET_SIZE(tuple of)
     ctypedef PyObject* (*PyCFunction)(PyObject* self, PyObject* arguments)
@@ -86,6 +88,15 @@ cdef inline void place_defaults(tuple defaults, int keyword_bits, PyObject** val
     for place in range(PyTuple_GET_SIZE(defaults)):
         if not keyword_bits & 1 << place:
             values[place] = PyTuple_GET_ITEM(defaults, place)
+
+
+cdef inline bint whole_argument(PyObject* value, int64_t low, int64_t high, int64_t* number) noexcept:
+    """Reads an int from `low`, which is not negative, to `high`; False for any other object."""
+    cdef int overflow = 0
+    if not PyLong_CheckExact(<object>value):
+        return False
+    number[0] = PyLong_AsLongLongAndOverflow(<object>value, &overflow)
+    return overflow == 0 and low <= number[0] <= high
 
 
 cdef inline object call_python(object function, PyObject** given, Py_ssize_t positional, PyObject* names):

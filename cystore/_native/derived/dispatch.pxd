@@ -18,3 +18,5 @@ cdef class DispatchKernel:
     cdef dict queue_mappings, ext_mappings
     cdef queue_files* _files(self, uint32_t slot) except NULL
     cdef bint take_turn(self) noexcept
+    # See `turn`.
+    cdef bint make_turn(self) except -1

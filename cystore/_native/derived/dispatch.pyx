@@ -162,7 +162,7 @@ cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
     failpoint("dispatch.index")
     d.keys_done = 0
     d.position = r.end
-    # release: publishes all entries; acquire in Control.dispatched, KeyReader.query, queue_reader.pyx: _get
+    # release: publishes all entries; acquire in Control.dispatched, KeyReader.find, queue_reader.pyx: _get
     store_i64(&d.block.dispatched, r.end)
     failpoint("dispatch.record")
     return DISPATCH_DONE
@@ -313,6 +313,9 @@ cdef class DispatchKernel:
 
     def turn(self):
         """A reader's turn. True if all records that were appended before it are dispatched; False asks for `run`."""
+        return self.make_turn()
+
+    cdef bint make_turn(self) except -1:
         cdef control_block* block = self.control.checked()
         cdef int64_t wrote = load_i64(&block.wrote)
         cdef dispatch_state* d = self.d

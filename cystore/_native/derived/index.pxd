@@ -6,7 +6,9 @@ from cystore._native.layout cimport (
     index_header_begin_timestamp, index_header_set_begin_physical_offset, index_header_set_begin_timestamp,
     index_header_set_end_physical_offset, index_header_set_end_timestamp, index_header_used_slots, load_be32, store_be64
 )
-from cystore._native.memory.atomics cimport observe_be32, prefetch_for_write, publish_be32, release_fence
+from cystore._native.memory.atomics cimport (
+    observe_be32, prefetch_for_read, prefetch_for_write, publish_be32, release_fence
+)
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.record cimport java_hash
 from cystore._native.record.record_view cimport record_view
@@ -118,6 +120,11 @@ cdef inline int32_t index_key_hash(int32_t seed, const uint8_t* key, size_t leng
 
 cdef inline void index_prefetch(const index_view* index, int32_t hash) noexcept nogil:
     prefetch_for_write(index_slot(index, index_slot_number(index, hash)))
+
+
+cdef inline void index_slot_prefetch(const index_view* index, int32_t hash) noexcept nogil:
+    """Fetches a hash's slot for a reader: the line stays with the dispatcher's processor, too."""
+    prefetch_for_read(index_slot(index, index_slot_number(index, hash)))
 
 
 cdef inline int32_t index_linked(int32_t number, int32_t below) noexcept nogil:

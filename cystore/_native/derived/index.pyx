@@ -23,7 +23,7 @@ from cystore._native.record.record cimport java_hash
 from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view
 from cystore._native.record.window cimport (
-    WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_record
+    WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_prefetch, window_record
 )
 
 # RocketMQ's clock may step back between two records. A time range still finds entries that are this much out of order.
@@ -172,6 +172,17 @@ cdef inline void _add_damaged(key_query* q, int64_t offset, int status) noexcept
         q.damaged_count += 1
 
 
+cdef inline int _next_candidates(const index_view* index, key_query* q, const log_window* window) noexcept nogil:
+    """Walks on to the next candidates; returns how many. Their records come from memory while the walk continues."""
+    cdef int found = 0
+    while q.walk.entry != 0 and found < QUERY_CANDIDATES:
+        if index_walk_step(index, &q.walk, &q.candidates[found]):
+            if q.walk.entry != 0:
+                window_prefetch(window, q.candidates[found])
+            found += 1
+    return found
+
+
 cdef int index_query(const index_view* index, key_query* q, log_window* window) noexcept nogil:
     """Continues down the chain of `q.walk`. Adds the intact records with the key to `q.found`, and the places without
     an intact record to `q.damaged`.
@@ -184,7 +195,7 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
     while True:
         if q.candidate_at == q.candidate_count:
             q.candidate_at = 0
-            q.candidate_count = index_walk_next(index, &q.walk, q.candidates, QUERY_CANDIDATES)
+            q.candidate_count = _next_candidates(index, q, window)
             if q.candidate_count == 0:
                 return QUERY_DONE
         if q.found_count == q.room:

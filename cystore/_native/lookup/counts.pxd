@@ -15,5 +15,5 @@ cdef class ReadCounts:
     cdef bint fresh                                       # there are counts to merge
     cdef readonly long long found, missed, messages, queries
     cdef int got(self, int64_t since_ms, Py_ssize_t messages) except -1
-    cdef int asked(self) except -1
+    cdef int asked(self, Py_ssize_t queries) except -1
     cdef int add(self, int64_t now_ms) except -1

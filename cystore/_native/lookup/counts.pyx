@@ -46,9 +46,9 @@ cdef class ReadCounts:
             self.max_ms = took
         return 0 if now - self.merged_ms < <int64_t>MERGE_MS else self.add(now)
 
-    cdef int asked(self) except -1:
-        self.queries += 1
-        self.new_queries += 1
+    cdef int asked(self, Py_ssize_t queries) except -1:
+        self.queries += queries
+        self.new_queries += queries
         self.fresh = True
         return 0
 
@@ -76,9 +76,9 @@ cdef class ReadCounts:
         """Counts a get that began at `since_ms` (a value of `now_ms`) and found that many messages."""
         self.got(since_ms, messages)
 
-    def count_query(self):
-        """Counts a query by key."""
-        self.asked()
+    def count_queries(self, Py_ssize_t queries):
+        """Counts that many queries by key."""
+        self.asked(queries)
 
     def merge(self):
         """Adds the new counts to the control block. A read-only handle adds nothing."""

@@ -1,20 +1,26 @@
 """`query`: finds the messages that hold a key, through the index files and a window on the log.
 
-A query takes about ten cache misses, as long as one call through Python. So `KeyReader.query` answers ordinary queries
-by itself. All others (odd arguments, an index behind the log, a detached store) go to its `general` function.
+A query takes about ten cache misses, as long as one call through Python. So `query_function` answers ordinary queries
+by itself. All others (times, odd arguments, an index behind the log, a detached store) go to the reader's `general`
+function.
 """
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyObject
 from libc.stdint cimport INT32_MAX, INT64_MAX, int64_t, uint8_t, uint32_t
 
+from cystore._native.append.arguments cimport (
+    KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_python,
+    known_callers, place_keywords, whole_argument
+)
 from cystore._native.memory.atomics cimport load_i64, load_u32
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.dispatch cimport DispatchKernel
 from cystore._native.derived.index cimport (
-    QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_query, index_time,
-    index_topic_seed, index_view, index_view_of, index_walk_begin, key_query
+    QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_query, index_slot_prefetch,
+    index_time, index_topic_seed, index_view, index_view_of, index_walk_begin, key_query
 )
 from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
@@ -22,6 +28,7 @@ from cystore._native.lookup.counts cimport ReadCounts
 from cystore._native.record.message cimport found_message
 from cystore._native.record.window cimport LogWindow
 
+import sys
 from weakref import ref
 
 from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
@@ -35,9 +42,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     SPARE_WINDOWS = 8
-
-cdef object DEFAULT_COUNT = 32
-cdef object ZERO = 0  # the default's object, compared by identity
 
 
 @cython.final
@@ -83,21 +87,24 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     cdef int64_t i
     cdef int status = QUERY_DONE
     cdef bint begun, may_hold
-    cdef QueryResult messages = QueryResult.__new__(QueryResult)
-    cdef list missing = []
+    cdef QueryResult messages = None
+    cdef list missing = None
     cdef Py_ssize_t place
     q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), key, q.key_len)
     q.walk.begin_ms = begin_ms = index_time(begin_ms)
     q.walk.end_ms = end_ms = index_time(end_ms)
     q.found_count = q.damaged_count = 0
     q.room = min(max_count, 64)
-    q.found = window.room(q.room)
-    # acquire of `wrote`; release in append.pxd: move_wrote
-    window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
     for place in range(len(files)):
         file = view_index(files, place, &index)
         if file is None:
             continue
+        index_slot_prefetch(&index, q.walk.hash)  # it comes while this thread prepares, and gives the interpreter up
+        if messages is None:
+            messages = QueryResult.__new__(QueryResult)
+            q.found = window.room(q.room)
+            # acquire of `wrote`; release in append.pxd: move_wrote
+            window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
         q.candidate_at = q.candidate_count = 0
         begun = False
         while True:
@@ -113,6 +120,7 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
                 except OffsetError:  # the segment was removed after `window.move`
                     q.candidate_at += 1
                 except CorruptRecordError as error:  # the segment's file is missing
+                    missing = [] if missing is None else missing
                     missing.append(error)
                     q.candidate_at += 1
             elif status == QUERY_FULL and q.room < max_count:
@@ -122,6 +130,8 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
                 break
         if status == QUERY_FULL:
             break
+    if messages is None:
+        return QueryResult.__new__(QueryResult)
     for i in range(q.found_count):
         if window.place_of(q.found[i]) < 0:
             try:
@@ -129,8 +139,8 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
             except OffsetError:  # the segment was removed meanwhile
                 continue
         messages.append(found_message(window, q.found[i], None))
-    if q.damaged_count != 0 or missing:
-        messages._damaged = _damaged(window, q, missing)
+    if q.damaged_count != 0 or missing is not None:
+        messages._damaged = _damaged(window, q, [] if missing is None else missing)
     return messages
 
 
@@ -192,37 +202,80 @@ cdef class KeyReader:
         """Drops the spare windows, which keep segments mapped."""
         self.windows = []
 
-    def query(self, topic, key, max_count=DEFAULT_COUNT, *, begin_ms=ZERO, end_ms=None):
-        """Messages of a topic by key; see MessageStore.query."""
+    cdef QueryResult find(self, PyObject* topic, PyObject* key, int64_t max_count):
+        """The newest messages of a topic with a key, both plain ASCII text, or None if `general` has to answer."""
         cdef key_query q
         cdef control_block* block = self.control.block
         cdef LogWindow window
         cdef QueryResult found
         cdef uint32_t seq
-        if (
-            block == NULL or max_count is not DEFAULT_COUNT or begin_ms is not ZERO or end_ms is not None
-            or not PyUnicode_CheckExact(topic) or not PyUnicode_IS_COMPACT_ASCII(topic)
-            or not PyUnicode_CheckExact(key) or not PyUnicode_IS_COMPACT_ASCII(key)
-            or PyUnicode_GET_LENGTH(topic) > INT32_MAX or PyUnicode_GET_LENGTH(key) > INT32_MAX
-        ):
-            return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
+        if block == NULL:
+            return None
         block = self.control.checked()
         if load_i64(&block.dispatched) < load_i64(&block.wrote) \
-                and (self.dispatcher is None or not self.dispatcher.turn()):
-            return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
+                and (self.dispatcher is None or not self.dispatcher.make_turn()):
+            return None
         keep_block = self.control.file
         seq = load_u32(&block.index_seq)
         if self.files is None or seq != self.files_seq:
             self.files, self.files_seq = self.shapes(), seq
-        q.topic = <const uint8_t*>PyUnicode_DATA(topic)
-        q.topic_len = <int>PyUnicode_GET_LENGTH(topic)
-        q.key = <const uint8_t*>PyUnicode_DATA(key)
-        q.key_len = <int>PyUnicode_GET_LENGTH(key)
-        self.counts.asked()
+        q.topic = <const uint8_t*>PyUnicode_DATA(<object>topic)
+        q.topic_len = <int>PyUnicode_GET_LENGTH(<object>topic)
+        q.key = <const uint8_t*>PyUnicode_DATA(<object>key)
+        q.key_len = <int>PyUnicode_GET_LENGTH(<object>key)
+        self.counts.asked(1)
         window = self.windows.pop() if PyList_GET_SIZE(self.windows) else self.new_window()
-        found = _find(window, block, self.files, &q, q.key, DEFAULT_COUNT, 0, INT64_MAX)
+        found = _find(window, block, self.files, &q, q.key, max_count, 0, INT64_MAX)
         if PyList_GET_SIZE(self.windows) < SPARE_WINDOWS:
             self.windows.append(window)
         if found._damaged is not None:
             self.report(found._damaged)
         return found
+
+
+# ------------------------------------------------------------------------------------------------- as a function
+
+cdef enum:
+    QUERY_POSITIONAL = 2
+
+cdef object DEFAULT_COUNT = 32
+cdef tuple _keywords = (sys.intern("max_count"),)
+cdef PyObject* _keyword_names = <PyObject*>_keywords  # a call takes no reference to it
+cdef known_callers _callers
+
+
+cdef inline bint _is_text(PyObject* value) noexcept:
+    return PyUnicode_CheckExact(<object>value) and PyUnicode_IS_COMPACT_ASCII(<object>value) \
+        and PyUnicode_GET_LENGTH(<object>value) <= INT32_MAX
+
+
+cdef object _query_call(object reader, PyObject** given, Py_ssize_t positional, PyObject* names):
+    cdef KeyReader self = <KeyReader>reader
+    cdef PyObject* wanted = <PyObject*>DEFAULT_COUNT
+    cdef int64_t max_count = 0
+    cdef int keywords = KEYWORDS_UNKNOWN
+    cdef QueryResult found
+    if positional == QUERY_POSITIONAL or (positional == QUERY_POSITIONAL + 1 and names == NULL):
+        keywords = place_keywords(given + positional, names, _keyword_names, &_callers, &wanted)
+        if positional > QUERY_POSITIONAL:
+            wanted = given[QUERY_POSITIONAL]
+    if keywords != KEYWORDS_UNKNOWN and _is_text(given[0]) and _is_text(given[1]) \
+            and whole_argument(wanted, 1, INT32_MAX, &max_count):
+        found = self.find(given[0], given[1], max_count)
+        if found is not None:
+            return found
+    return call_python(self.general, given, positional, names)
+
+
+cdef PyMethodDef _query_definition
+_query_definition.ml_name = "query"
+_query_definition.ml_meth = <PyCFunction><void*>_query_call
+_query_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
+_query_definition.ml_doc = (
+    "query($self, topic, key, max_count=32, *, begin_ms=0, end_ms=None)\n--\n\n"
+    "Messages of a topic by key; see MessageStore.query.")
+
+
+def query_function(KeyReader reader not None, owner=None):
+    """`query` as a function for programs. It keeps a reference to `owner`."""
+    return PyCFunction_NewEx(&_query_definition, reader, owner)

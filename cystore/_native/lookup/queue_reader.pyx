@@ -17,7 +17,7 @@ import sys
 
 from cystore._native.append.arguments cimport (
     KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_python,
-    known_callers, place_defaults, place_keywords
+    known_callers, place_defaults, place_keywords, whole_argument
 )
 from cystore._native.derived.dispatch cimport DispatchKernel, dispatch_turn
 from cystore._native.derived.gather cimport dispatch_state
@@ -48,8 +48,6 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     PyObject* Py_False
     PyObject* Py_True
-    bint PyLong_CheckExact(object value)
-    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
 
 cdef enum:
     SPARE_WINDOWS = 8
@@ -375,15 +373,6 @@ cdef tuple _defaults = (32, None, None, False, None)
 cdef known_callers _callers
 
 
-cdef inline bint _whole(PyObject* value, int64_t high, int64_t* number) noexcept:
-    """Reads an int from 0 to `high`; False for any other object."""
-    cdef int overflow = 0
-    if not PyLong_CheckExact(<object>value):
-        return False
-    number[0] = PyLong_AsLongLongAndOverflow(<object>value, &overflow)
-    return overflow == 0 and 0 <= number[0] <= high
-
-
 cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, PyObject* names):
     cdef QueueReader self = <QueueReader>reader
     cdef PyObject* values[GET_KEYWORDS]
@@ -408,8 +397,8 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
         and (values[GET_RAW] == Py_False or values[GET_RAW] == Py_True)
         and PyUnicode_CheckExact(<object>topic) and PyUnicode_IS_COMPACT_ASCII(<object>topic)
         and PyUnicode_GET_LENGTH(<object>topic) <= <Py_ssize_t>TOPIC_BYTES_MAX
-        and _whole(given[1], INT32_MAX, &queue_id) and _whole(given[2], 1 << 58, &offset)
-        and _whole(values[GET_MAX_COUNT], INT32_MAX, &max_count) and max_count > 0
+        and whole_argument(given[1], 0, INT32_MAX, &queue_id) and whole_argument(given[2], 0, 1 << 58, &offset)
+        and whole_argument(values[GET_MAX_COUNT], 1, INT32_MAX, &max_count)
     ):
         result = self.get(<const uint8_t*>PyUnicode_DATA(<object>topic), <int>PyUnicode_GET_LENGTH(<object>topic),
                           <int32_t>queue_id, offset, <int32_t>max_count, program, values[GET_RAW] == Py_True)
@@ -422,7 +411,7 @@ cdef object _read_call(object reader, PyObject** given, Py_ssize_t positional, P
     cdef QueueReader self = <QueueReader>reader
     cdef Message message
     cdef int64_t offset
-    if positional == 1 and names == NULL and _whole(given[0], 1 << 62, &offset):
+    if positional == 1 and names == NULL and whole_argument(given[0], 0, 1 << 62, &offset):
         message = self.read(offset)
         if message is not None:
             return message

@@ -96,7 +96,7 @@ class KeySearch:
             end_ms = whole("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
         encoded = key.encode()
         control = self._control
-        self._counts.count_query()
+        self._counts.count_queries(1)
         wrote = control.wrote
         if control.dispatched < wrote:
             self._help.run()
@@ -159,8 +159,7 @@ class KeySearch:
                         window, control, shapes, name, key.encode(), max_count, 0, FOREVER_MS
                     )
                     log_damage(found[key].damaged)
-        for _ in range(len(found) - len(as_text)):
-            self._counts.count_query()
+        self._counts.count_queries(len(found) - len(as_text))
         if dispatched < wrote:
             look = partial(self._keys.find_messages, control, window, control.min_physical_offset, wrote)
             path = self._commit_log.files.directory
