@@ -12,9 +12,9 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
 from cystore._native.memory.atomics cimport load_i64
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.index cimport (
-    QUERY_CANDIDATES, QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_prefetch,
-    index_query, index_time, index_topic_seed, index_view, index_walk_begin, index_walk_prefetch, index_walk_step,
-    key_query
+    QUERY_CANDIDATES, QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_query,
+    index_slot_prefetch, index_time, index_topic_seed, index_view, index_walk_begin, index_walk_prefetch,
+    index_walk_step, key_query
 )
 from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
@@ -49,7 +49,7 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
     cdef int i
     cdef int active = 1
     for i in range(g.count):
-        index_prefetch(index, g.queries[i].walk.hash)
+        index_slot_prefetch(index, g.queries[i].walk.hash)
     for i in range(g.count):
         q = &g.queries[i]
         q.candidate_at = q.candidate_count = 0
@@ -124,6 +124,17 @@ cdef QueryResult _result(LogWindow window, const key_query* q):
                 return None
         messages.append(found_message(window, q.found[i], None))
     return messages
+
+
+def distinct_ascii(list keys not None):
+    """The keys in their order, each once, as a dictionary without values; None if a key is not plain ASCII text."""
+    cdef dict found = {}
+    cdef object key
+    for key in keys:
+        if not (PyUnicode_CheckExact(key) and PyUnicode_IS_COMPACT_ASCII(key)):
+            return None
+        PyDict_SetItem(found, key, None)
+    return found
 
 
 def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None,

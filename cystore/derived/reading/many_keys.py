@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore._native.lookup.key_reader import QueryResult
+from cystore._native.lookup.many_keys import distinct_ascii
 from cystore._native.record.argument_checks import text
 from cystore._native.record.message import Message
 from cystore.errors import CorruptRecordError, MessageIllegalError
@@ -23,9 +24,8 @@ def distinct(keys: Iterable[str]) -> dict[str, Any]:
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
         raise MessageIllegalError(f"keys must be several keys, for example a list, not {type(keys).__name__}")
     given = list(keys)
-    if set(map(type, given)) <= {str} and all(map(str.isascii, given)):
-        return dict.fromkeys(given)
-    return dict.fromkeys(text("key", key) for key in given)
+    found: dict[str, Any] | None = distinct_ascii(given)
+    return dict.fromkeys(text("key", key) for key in given) if found is None else found
 
 
 def add_newer(
