@@ -1,8 +1,9 @@
 """`python -m benchmarks growth`: whether put, get and query cost the same in a large store as in a small one.
 
 The messages of a store grow tenfold at a time; other stores have more and more queues, or segments. Each figure is the
-median of many short slices, so a pause of the machine does not count. The benchmark also draws the figures, and the
-distribution of single calls.
+median of many short slices, and processor time, because that depends less on other work. Their segments are prepared,
+and no service runs. The benchmark also draws the figures, and the distribution of the times of single calls; there,
+puts with default settings and services stand beside the prepared ones.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ SLICES, SLICE = 60, 500
 SINGLE_CALLS = 100_000
 FLAT = 0.15
 FEW_MESSAGES = 100_000
+SEGMENTS_AHEAD_BYTES = 8 << 20  # more than the puts that are measured
 OPERATIONS = ("put", "get", "query")
+DEFAULTS = "put, default settings"
+QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999, "worst": 1}
 
 
 def message(number: int, queues: int) -> cystore.Message:
@@ -59,7 +63,7 @@ def calls_of(store: cystore.MessageStore, count: int, queues: int) -> dict[str, 
 
 
 def measure(store: cystore.MessageStore, count: int, queues: int) -> dict[str, float]:
-    """Median ns a call, over slices of calls for messages chosen at random."""
+    """Median ns of processor time a call, over slices of calls for messages chosen at random."""
     found: dict[str, float] = {}
     for name, call in calls_of(store, count, queues).items():
         draw = random.Random(count)
@@ -69,29 +73,45 @@ def measure(store: cystore.MessageStore, count: int, queues: int) -> dict[str, f
         taken = []
         for _ in range(SLICES):
             numbers = [draw.randrange(count) for _ in range(SLICE)]
-            begin = time.perf_counter_ns()
+            begin = time.thread_time_ns()
             for number in numbers:
                 call(number)
-            taken.append((time.perf_counter_ns() - begin) / SLICE)
+            taken.append((time.thread_time_ns() - begin) / SLICE)
         store.dispatch()
         found[name] = statistics.median(taken[SLICES // 6 :])
     return found
 
 
+def single_calls(call: Callable[[int], object], count: int, name: str) -> list[int]:
+    """ns of single calls for messages chosen at random, sorted; they include the clock's own time."""
+    draw = random.Random(name)
+    numbers = [draw.randrange(count) for _ in range(SINGLE_CALLS)]
+    taken, clock = [], time.perf_counter_ns
+    for number in numbers:
+        begin = clock()
+        call(number)
+        taken.append(clock() - begin)
+    return sorted(taken)
+
+
 def single(store: cystore.MessageStore, count: int) -> dict[str, list[int]]:
-    """ns of single calls, sorted; they include the clock's own time."""
+    """ns of single calls of each operation."""
     found = {}
     for name, call in calls_of(store, count, 1).items():
-        draw = random.Random(name)
-        numbers = [draw.randrange(count) for _ in range(SINGLE_CALLS)]
-        taken, clock = [], time.perf_counter_ns
-        for number in numbers:
-            begin = clock()
-            call(number)
-            taken.append(clock() - begin)
+        found[name] = single_calls(call, count, name)
         store.dispatch()
-        found[name] = sorted(taken)
     return found
+
+
+def default_puts(folder: Path, count: int) -> dict[str, Any]:
+    """ns of single puts into a store with default settings and services."""
+    with cystore.open(folder) as store:
+        return {DEFAULTS: single_calls(calls_of(store, count, 1)["put"], count, DEFAULTS)}
+
+
+def quantiles(taken: list[int]) -> dict[str, int]:
+    """Some of the sorted times, by name."""
+    return {name: taken[min(int(len(taken) * part), len(taken) - 1)] for name, part in QUANTILES.items()}
 
 
 def by_messages(folder: Path, upto: int) -> dict[str, Any]:
@@ -114,7 +134,7 @@ def by_queues(folder: Path, queues: int) -> dict[str, Any]:
 def by_segments(folder: Path, segments: int) -> dict[str, Any]:
     segment_bytes = max(-(-FEW_MESSAGES * 180 // segments) // 4096 * 4096, 16 << 10)
     with open_store(
-        folder, mapped_file_size_commit_log_bytes=segment_bytes, allocate_ahead_bytes=segment_bytes
+        folder, mapped_file_size_commit_log_bytes=segment_bytes, allocate_ahead_bytes=SEGMENTS_AHEAD_BYTES
     ) as store:
         fill(store, 0, FEW_MESSAGES, 1)
         return {"x": segments, **measure(store, FEW_MESSAGES, 1)}
@@ -124,6 +144,7 @@ PARTS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "messages": by_messages,
     "queues": by_queues,
     "segments": by_segments,
+    "defaults": default_puts,
 }
 
 
@@ -137,10 +158,10 @@ def run(part: str, size: int, folder: Path) -> dict[str, Any]:
 
 
 def table(what: str, rows: list[dict[str, Any]]) -> list[str]:
-    lines = [f"{what:>12}" + "".join(f"{name:>12}" for name in OPERATIONS)]
+    lines = [f"{what:>12}" + "".join(f"{name:>16}" for name in OPERATIONS)]
     for row in rows:
         shown = [f"{row[name]:,.0f} {row[name] / rows[0][name] - 1:+.0%}" for name in OPERATIONS]
-        lines.append(f"{row['x']:>12,}" + "".join(f"{text:>12}" for text in shown))
+        lines.append(f"{row['x']:>12,}" + "".join(f"{text:>16}" for text in shown))
     for name in OPERATIONS:
         most = max(abs(row[name] / rows[0][name] - 1) for row in rows)
         lines.append(f"  {name}: within {most:.0%}; goal {FLAT:.0%}: {'pass' if most <= FLAT else 'MISS'}")
@@ -162,16 +183,22 @@ def main(arguments: list[str]) -> int:
         "queues": [run("queues", count, options.folder) for count in queues],
         "segments": [run("segments", count, options.folder) for count in segments],
     }
-    print("ns a call; behind it the difference from the smallest store")
+    defaults = run("defaults", SINGLE_CALLS, options.folder)
+    singles = {name: grown["single"][name] for name in OPERATIONS} | defaults
+    print("ns of processor time a call; behind it the difference from the smallest store")
     for what, rows in figures.items():
         print("\n".join(table(what, rows)))
+    print(f"{'single calls, ns':<24}" + "".join(f"{name:>12}" for name in QUANTILES))
+    for name, taken in singles.items():
+        print(f"  {name:<22}" + "".join(f"{value:>12,}" for value in quantiles(taken).values()))
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        latencies = {name: quantiles(taken) for name, taken in singles.items()}
+        options.json.write_text(json.dumps({**figures, "single_calls_ns": latencies}, indent=1) + "\n")
     if options.plots:
         from benchmarks.suite.plots import draw_growth, draw_latency
 
-        draw_growth(figures, options.plots / "growth.svg")
-        draw_latency(grown["single"], options.plots / "latency.svg")
+        draw_growth(figures, OPERATIONS, options.plots / "growth.svg")
+        draw_latency(singles, options.plots / "latency.svg")
     return 0
 
 
