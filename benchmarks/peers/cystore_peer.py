@@ -34,6 +34,8 @@ def log_bytes(job: Job) -> int:
 
 
 def open_store(job: Job, **settings: Any) -> cystore.MessageStore:
+    if job.options.get("settings") == "default":
+        return cystore.open(job.path / "store")
     size = int(job.options.get("segment_bytes") or log_bytes(job))
     ahead = {"allocate_ahead_bytes": size, "populate_ahead_bytes": size}
     flush = "sync" if job.sync else "async"

@@ -42,6 +42,8 @@ def _run(job: Job) -> Measure:
         options["batch"] = job.batch
     if job.options.get("pool"):
         options["transient-pool"] = "true"
+    if job.options.get("dispatch"):
+        options["dispatch"] = "true"
     if "filter" in job.options:
         options["filter"] = job.options["filter"]
     for name in ("queries", "light_queues"):
