@@ -50,6 +50,7 @@ from cystore.system.threads import os_threads
 
 if TYPE_CHECKING:
     from cystore.derived.reading.snapshot import LogSnapshot
+    from cystore.ha.facts.shipment import GroupOffsets
 
 log = logging.getLogger("cystore")
 
@@ -98,6 +99,13 @@ def open(  # noqa: A001 - the surface's name
     if not isinstance(config, StoreConfig):
         config = resolve(settings, file=config)
     return MessageStore(real, config, progress)
+
+
+def _group_offsets(parts: Attachment) -> GroupOffsets:
+    """For the service "ha", which is below consumer groups."""
+    from cystore.consumers.replicated import ReplicatedOffsets  # nearly no open needs it
+
+    return ReplicatedOffsets(parts)
 
 
 def _is_url(path: str | os.PathLike[str]) -> bool:
@@ -220,6 +228,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
             self.put = put_function(parts.appender, self, whole_put)  # type: ignore[method-assign]
         if type(self).put_many is MessageStore.put_many:
             self.put_many = keeping(self, parts.appender.put_many)  # type: ignore[method-assign]
+        parts.group_offsets = _group_offsets
         # The threads keep the parts, not this object. So a store without references is closed, and they end.
         for name in self.config.services:
             start_service(name, parts, self.config, threads)

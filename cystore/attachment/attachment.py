@@ -43,6 +43,7 @@ from cystore.system.threads import os_threads
 from cystore.value_class import value_class
 
 if TYPE_CHECKING:
+    from cystore.ha.facts.shipment import GroupOffsets
     from cystore.recovery.outcome import RecoveredState
 
 TURNS_END_S = 5.0
@@ -84,6 +85,7 @@ class Attachment:
     ground: View | None = None  # of a private view of files: shows when the view is outdated
     filters: KnownFilters | None = None  # only of a store with extended units
     groups: object = None  # the table of consumer groups, when it is in use
+    group_offsets: Callable[[Attachment], GroupOffsets] | None = None  # their offsets, for replication
     transactions: object = None  # the table of open transactions, when it is in use
     once: object = None  # the locks of messages that are put once, when they are in use
     dispatchers: dict[str, object] = field(default_factory=dict)  # of the program, by name

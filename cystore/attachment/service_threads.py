@@ -100,6 +100,20 @@ def _start_replication(parts: Attachment, config: StoreConfig, threads: list[Ser
 
         made = ElectedReplication
     stopping = os_threads.Flag()
+    from cystore.ha.facts.followed import FollowedFacts
+
+    groups = None if parts.group_offsets is None else parts.group_offsets(parts)
+    facts = FollowedFacts(
+        parts.control,
+        parts.manifest,
+        parts.queues,
+        parts.dispatcher,
+        parts.remover,
+        parts.compactor,
+        parts.appender.policy,
+        groups,
+        config,
+    )
     work = made(
         parts.control,
         parts.commit_log,
@@ -108,6 +122,8 @@ def _start_replication(parts: Attachment, config: StoreConfig, threads: list[Ser
         parts.appender,
         config,
         stopping.is_set,
+        groups,
+        facts,
     )
     run_once = parts.turn(work.run_once)
     ServiceThread("ha", run_once, RETRY_S, flag=lambda: stopping, among=threads, at_end=work.close)

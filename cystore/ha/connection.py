@@ -18,6 +18,7 @@ from cystore.config import StoreConfig
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import ReplicationError, StoreError
 from cystore.ha.epochs.session import Session
+from cystore.ha.facts.collected import Sealed
 from cystore.ha.link import wire
 from cystore.ha.link.secret import Secret
 from cystore.ha.link.wire import Hello
@@ -58,6 +59,9 @@ class SlaveConnection:
         self._proved = secret is None
         self.acknowledged = -1
         self.is_ours = False
+        self.asks_facts = False
+        self._facts: Sealed | None = None  # to send when the slave has the log up to their position
+        self._facts_sent: Sealed | None = None
         self.since_s = self._heard_s = self._sent_s = monotonic_s()
         self._in = bytearray()
         self._out = bytearray()  # to send first; then follow `_left` bytes of the file
@@ -139,6 +143,8 @@ class SlaveConnection:
             raise ReplicationError("the slave did not prove that it knows the secret (ha_secret_file)")
         elif value == wire.DIGEST:
             self._digest(*wire.RANGE.unpack(rest))
+        elif value == wire.FACTS:
+            self._ask_facts()
         elif value == wire.JOIN:
             self._join(rest[wire.LENGTH.size :])
         else:
@@ -149,7 +155,12 @@ class SlaveConnection:
 
     def _word_length(self, value: int, at: int) -> int:
         """The length of a word that begins with `value`; 0 while its length is not known."""
-        words = {wire.HELLO: 0, wire.PROOF: wire.NONCE_BYTES + wire.PROOF_BYTES, wire.DIGEST: wire.RANGE.size}
+        words = {
+            wire.HELLO: 0,
+            wire.PROOF: wire.NONCE_BYTES + wire.PROOF_BYTES,
+            wire.DIGEST: wire.RANGE.size,
+            wire.FACTS: 0,
+        }
         if value >= 0:
             return wire.EPOCH_REPORT.size if self.member else wire.REPORT.size
         if value in words:
@@ -193,6 +204,16 @@ class SlaveConnection:
             raise ReplicationError("the slave greeted twice")
         self.is_ours = True
         self._answer(self._hello("" if self._secret is None else self._nonce.hex()).frame())
+
+    def _ask_facts(self) -> None:
+        if not self.is_ours or self.is_following:
+            raise ReplicationError("the slave asks for facts, but not after its greeting")
+        self.asks_facts = True
+
+    def offer(self, facts: Sealed | None) -> None:
+        """Gives the slave the newest facts, if it asked and was sent older ones."""
+        if self.asks_facts and self._facts is None and facts is not self._facts_sent:
+            self._facts = facts
 
     def _check_proof(self, words: bytes) -> None:
         nonce, proof = words[: wire.NONCE_BYTES], words[wire.NONCE_BYTES :]
@@ -262,6 +283,11 @@ class SlaveConnection:
     def _begin_frame(self) -> bool:
         """Prepares the header of the next frame or of a heartbeat; False if neither is due."""
         position, wrote = self._next, self._control.wrote
+        facts = self._facts
+        if facts is not None and position >= facts.position:
+            self._facts, self._facts_sent = None, facts
+            self._out += self._log_header(wire.FACTS, len(facts.data)) + facts.data
+            return True
         if position >= wrote:
             silent_s = monotonic_s() - self._sent_s
             has_news = self._confirms and self._control.confirmed > self._confirmed and silent_s >= NEWS_S

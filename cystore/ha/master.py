@@ -21,6 +21,8 @@ from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import ReplicationError, StoreClosedError, StoreError, StoreResourceError
 from cystore.ha.connection import SlaveConnection
 from cystore.ha.epochs.session import Session
+from cystore.ha.facts.collected import CollectedFacts
+from cystore.ha.facts.shipment import GroupOffsets
 from cystore.ha.home import named_home
 from cystore.ha.link.secret import check_unencrypted, masters_context, read_secret, wrapped
 from cystore.ha.link.sockets import ours
@@ -52,9 +54,11 @@ class Master:
         holds: HoldTable,
         config: StoreConfig,
         session: Session | None = None,
+        groups: GroupOffsets | None = None,
     ) -> None:
         self._control, self._commit_log, self._manifest, self._config = control, commit_log, manifest, config
         self._session = session
+        self._facts = CollectedFacts(control, manifest, groups)
         self._progress = SlaveProgress(control, config)
         self._hold = SlaveHold(control, commit_log, holds, config)
         self._secret, self._context = read_secret(config), masters_context(config)
@@ -101,6 +105,7 @@ class Master:
     def _after(self, now_s: float) -> None:
         self._count()
         self._acknowledge(now_s)
+        self._offer_facts(now_s)
         for slave in self.slaves():
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if slave.has_unsent else 0)
             if self._selector.get_key(slave.socket).events != wanted:
@@ -133,13 +138,20 @@ class Master:
         self._progress.confirmed(confirmed)  # first: who put a record, finds it
         self._progress.reported(acknowledged)
 
+    def _offer_facts(self, now_s: float) -> None:
+        if any(slave.asks_facts for slave in self._slaves.values()):
+            facts = self._facts.read(now_s)
+            for slave in self._slaves.values():
+                slave.offer(facts)
+
     def _hello(self, nonce: str) -> Hello:
         """Reads the minimum before the end, so that it is never above the end if the log is cleaned meanwhile."""
         minimum = self._control.min_physical_offset
         store_id = self._manifest.snapshot().store_id
         epoch = 0 if self._session is None else self._session.epoch
         home = named_home(self._commit_log.files.root, self._manifest)
-        return Hello(store_id, minimum, self._control.wrote, self._commit_log.file_bytes, nonce, epoch, home)
+        wrote, file_bytes = self._control.wrote, self._commit_log.file_bytes
+        return Hello(store_id, minimum, wrote, file_bytes, nonce, epoch, home, facts=True)
 
     def _accept(self) -> None:
         try:

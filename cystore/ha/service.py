@@ -21,6 +21,8 @@ from cystore.errors import StoreError
 from cystore.ha.copied_log import CopiedLog
 from cystore.ha.epochs.membership import CutNeededError
 from cystore.ha.epochs.truncation import order_truncation, ordered_truncation
+from cystore.ha.facts.followed import FollowedFacts
+from cystore.ha.facts.shipment import GroupOffsets
 from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
 from cystore.ha.role import Role, role_of
@@ -47,10 +49,12 @@ class Replication:
         appender: Appender,
         config: StoreConfig,
         stopping: Callable[[], bool] = lambda: False,
+        groups: GroupOffsets | None = None,
+        facts: FollowedFacts | None = None,
     ) -> None:
         self._control, self._commit_log, self._manifest = control, commit_log, manifest
         self._holds, self._appender, self._config = holds, appender, config
-        self._stopping = stopping
+        self._stopping, self._groups, self._facts = stopping, groups, facts
         self._lock = ReplicationLock(commit_log.files.root)
         self._role: Role | None = None
         self._master: Master | None = None
@@ -108,7 +112,14 @@ class Replication:
 
     def _serve(self) -> int:
         if self._master is None:
-            self._master = Master(self._control, self._commit_log, self._manifest, self._holds, self._config)
+            self._master = Master(
+                self._control,
+                self._commit_log,
+                self._manifest,
+                self._holds,
+                self._config,
+                groups=self._groups,
+            )
             log.info("%s: serves slaves on %s:%d", self._commit_log.files.root, *self._master.address)
         return self._master.turn()
 
@@ -121,7 +132,9 @@ class Replication:
                 self._manifest,
                 self._config.max_message_size_bytes,
             )
-            self._slave = Slave(self._control, self._commit_log, copied, self._config, role.master)
+            self._slave = Slave(
+                self._control, self._commit_log, copied, self._config, role.master, facts=self._facts
+            )
         try:
             received = self._slave.turn()
         except CutNeededError as error:

@@ -17,6 +17,7 @@ from cystore.errors import ReplicationError
 from cystore.ha.copied_log import CopiedLog
 from cystore.ha.epochs.common_record import common_end
 from cystore.ha.epochs.membership import CutNeededError, Membership
+from cystore.ha.facts.followed import FollowedFacts
 from cystore.ha.link import wire
 from cystore.ha.link.call import CONNECT_S, MasterCall, readable
 from cystore.ha.link.wire import Hello
@@ -41,8 +42,10 @@ class Slave:
         config: StoreConfig,
         master: str,
         membership: Membership | None = None,
+        facts: FollowedFacts | None = None,
     ) -> None:
-        self._membership = membership
+        self._membership, self._facts = membership, facts
+        self._facts_frame: bytearray | None = None  # the facts that are being received
         self._headers = wire.HEADER
         self._control, self._commit_log, self._copied, self._config = control, commit_log, copied, config
         # While a member waits for a dead master, it cannot stand for election, so it waits for a short time only.
@@ -70,8 +73,11 @@ class Slave:
 
     def close(self) -> None:
         """Ends the connection. Received bytes that were not appended are forgotten."""
+        connected = self.is_connected
         self._call.close()
         self._copied.restart()
+        if connected and self._facts is not None:
+            self._facts.finish()
 
     def turn(self) -> int:
         """Receives bytes and appends their complete records; returns the number of received bytes."""
@@ -94,7 +100,7 @@ class Slave:
             )
         self._copied.restart()
         self._header.clear()
-        self._left, self._heard_s = -1, monotonic_s()
+        self._left, self._heard_s, self._facts_frame = -1, monotonic_s(), None
         if hello is None:
             log.info("%s: master %s is RocketMQ's", self._commit_log.files.root, self.master)
         else:
@@ -104,6 +110,7 @@ class Slave:
             if self._membership is None:
                 self._copied.of_home(hello.home)
             self.masters_end = hello.wrote
+            self._ask_facts(hello)
             if self._copied.is_empty:
                 self._copied.begin_at(hello.min_physical_offset)
         if self._membership is not None:
@@ -124,6 +131,11 @@ class Slave:
         membership.joined(joined, self._control.min_physical_offset, self._control.wrote, hello.wrote)
         self._headers = wire.CONFIRMED_HEADER if joined.confirms else wire.EPOCH_HEADER
         self._control.confirming = int(joined.confirms)  # a master of an earlier release says nothing of it
+
+    def _ask_facts(self, hello: Hello) -> None:
+        if self._facts is not None and hello.facts:
+            self._facts.begin()
+            self._call.send(wire.REPORT.pack(wire.FACTS))
 
     def _compare(self, hello: Hello) -> None:
         """Checks that this log is a beginning of the master's log. Raises ReplicationError."""
@@ -216,6 +228,8 @@ class Slave:
             self._heard_s = now_s
         elif (now_s - self._heard_s) * 1000 > self._config.ha_housekeeping_interval_ms:
             raise ReplicationError(f"the master {self.master} sent nothing for {now_s - self._heard_s:.0f} s")
+        if self._facts is not None:
+            self._facts.work()
         if self._confirmed > self._control.confirmed and wrote > self._control.confirmed:
             self._progress.confirmed(min(self._confirmed, wrote))
         if self._membership is not None and 0 <= self.masters_end <= wrote:
@@ -238,14 +252,24 @@ class Slave:
                 if len(self._header) == self._headers.size:
                     self._begin_frame()
                 return len(piece)
-            room = self._copied.room()[: self._left]
+            facts = self._facts_frame
+            room = (
+                self._copied.room()[: self._left]
+                if facts is None
+                else memoryview(facts)[len(facts) - self._left :]
+            )
             count = connection.recv_into(room)
         except (BlockingIOError, ssl.SSLWantReadError):
             return 0
         if count == 0:
             raise ConnectionResetError("the master closed the connection")
         self._left = self._left - count or -1
-        self._copied.took(count)
+        if facts is None:
+            self._copied.took(count)
+        elif self._left < 0:
+            self._facts_frame = None
+            if self._facts is not None:
+                self._facts.take(bytes(facts))
         return count
 
     def _after_first_byte(self, offset: int, size: int) -> tuple[int, int]:
@@ -274,6 +298,11 @@ class Slave:
             )
         if len(epoch) > 1:
             self._confirmed = max(self._confirmed, epoch[1])
+        if offset == wire.FACTS:
+            if self._facts is None or size == 0:
+                raise ReplicationError("the master sent facts that this slave did not ask for")
+            self._facts_frame, self._left = bytearray(size), size
+            return
         if self._asked_whole:
             offset, size = self._after_first_byte(offset, size)
         if self._copied.is_empty and self._copied.received == 0 and offset > 0 and size:

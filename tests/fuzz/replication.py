@@ -12,12 +12,17 @@ import cystore
 from cystore._native.append import copied
 from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
+from cystore.consumers.replicated import ReplicatedOffsets
+from cystore.engine.manifest.removed_queues import RemovedQueue
 from cystore.errors import CorruptRecordError, StoreError
 from cystore.ha.connection import SlaveConnection
 from cystore.ha.copied_log import CopiedLog
 from cystore.ha.epochs.history import Begin, History, parse_history
 from cystore.ha.epochs.in_sync import InSync
 from cystore.ha.epochs.session import Session
+from cystore.ha.facts.collected import Sealed
+from cystore.ha.facts.followed import FollowedFacts
+from cystore.ha.facts.shipment import Shipment
 from cystore.ha.link import wire
 from cystore.ha.link.sockets import ours
 from cystore.ha.slave import Slave
@@ -30,6 +35,7 @@ from tests.support import parts
 BATCH_BYTES = 700  # of a frame; records are cut anywhere
 TURNS = 64
 EPOCH = 7  # of the master
+FACTS = b'{"facts": 1}'
 
 
 @cache
@@ -74,8 +80,10 @@ def run_copied(data: bytes) -> None:
 
 
 def _stream() -> bytes:
-    """What a master sends: heartbeats, and the log in frames."""
-    log, frames = _log(), [wire.HEADER.pack(0, 0)]
+    """What a master sends: heartbeats, facts, and the log in frames."""
+    log, facts = _log(), Shipment({"T@g": {"0": 3}}, {"delete_when": "05"}, (RemovedQueue("U", 1, 4, 9),), 0)
+    data = facts.data()
+    frames = [wire.HEADER.pack(0, 0), wire.HEADER.pack(wire.FACTS, len(data)) + data]
     for begin in range(0, len(log), BATCH_BYTES):
         piece = log[begin : begin + BATCH_BYTES]
         frames.append(wire.HEADER.pack(begin, len(piece)) + piece)
@@ -103,7 +111,18 @@ def run_slave(data: bytes) -> None:
                 inside.manifest,
                 config.max_message_size_bytes,
             )
-            slave = Slave(inside.control, inside.commit_log, log, config, "127.0.0.1:1")
+            facts = FollowedFacts(
+                inside.control,
+                inside.manifest,
+                inside.queues,
+                inside.dispatcher,
+                inside.remover,
+                inside.compactor,
+                inside.appender.policy,
+                ReplicatedOffsets(inside),
+                config,
+            )
+            slave = Slave(inside.control, inside.commit_log, log, config, "127.0.0.1:1", facts=facts)
             slave._call.socket = ours(mine)
             slave._heard_s = slave._reported_s = float("inf")
             theirs.sendall(stream)
@@ -155,6 +174,7 @@ def run_master(data: bytes) -> None:
         None,
         session,
     )
+    connection.offer(Sealed(0, FACTS))
     mine.setblocking(False)
     theirs.setblocking(False)
     got = bytearray()
@@ -163,6 +183,7 @@ def run_master(data: bytes) -> None:
         theirs.shutdown(socket.SHUT_WR)
         for _ in range(TURNS):
             connection.receive()
+            connection.offer(Sealed(0, FACTS))
             connection.send()
             with contextlib.suppress(BlockingIOError):
                 got += theirs.recv(1 << 20)
@@ -180,6 +201,8 @@ def _check_frames(store: cystore.MessageStore, got: bytes) -> None:
         length = headers.size + size
         if offset == wire.JOIN:
             headers = wire.CONFIRMED_HEADER if wire.Joined.parse(piece).confirms else wire.EPOCH_HEADER
+        if offset == wire.FACTS and len(piece) == size:
+            same("the facts", piece, FACTS)
         if offset >= 0 and len(piece) == size and size:
             expected = inside.commit_log.piece(offset, offset + size)
             same(f"the log at {offset}", piece, None if expected is None else bytes(expected))
@@ -197,6 +220,9 @@ def run_words(data: bytes) -> None:
             first = history.begins[0].start if history.begins else end
             same("the common part with itself", common, end if end > first else -1)
     with contextlib.suppress(StoreError):
+        facts = Shipment.parse(data)
+        same("the facts", Shipment.parse(facts.data()), facts)
+    with contextlib.suppress(StoreError):
         join = wire.Join.parse(data)
         word = join.word()
         same("the member", wire.Join.parse(word[wire.REPORT.size + wire.LENGTH.size :]), join)
@@ -210,6 +236,11 @@ WORDS = [
     + wire.RANGE.pack(0, 91)
     + wire.REPORT.pack(0),
     wire.REPORT.pack(wire.PROOF) + bytes(64),
+    b"".join(wire.REPORT.pack(word) for word in (wire.HELLO, wire.FACTS, 0, 91)),
+    wire.REPORT.pack(wire.HELLO)
+    + wire.Join("g", "a", EPOCH, "log", confirms=True).word()
+    + wire.REPORT.pack(wire.FACTS)
+    + wire.EPOCH_REPORT.pack(0, EPOCH) * 3,
     wire.REPORT.pack(1 << 40),
     b"\0" * 7,
     wire.REPORT.pack(wire.HELLO)
@@ -228,6 +259,7 @@ GROUP_WORDS = [
     ],
     wire.Join("g", "a", EPOCH, "log").word()[wire.REPORT.size + wire.LENGTH.size :],
     wire.Join("g", "a", EPOCH, "log", confirms=True).word()[wire.REPORT.size + wire.LENGTH.size :],
+    Shipment({"T@g": {"0": 3}}, {"delete_when": "05"}, (RemovedQueue("U", 1, 4, 9),), 0).data(),
     b"{}",
     b'{"epoch": 1, "history": {"log_id": "", "begins": [[1, -1]]}}',
 ]

@@ -56,6 +56,10 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.services.delay", "delayed messages: waiting, delivery, carrying forward"),
     ("cystore.services.clean", "the cleaning service"),
     ("cystore.ha.link", "the connection between master and slave: bytes, sockets, secret, TLS"),
+    (
+        "cystore.ha.facts",
+        "what follows besides the log: offsets of consumer groups, removed queues, settings",
+    ),
     ("cystore.ha.epochs", "who wrote which part of a log, where two logs part, who is in sync"),
     ("cystore.ha", "replication: a master ships its log, slaves append it at the same offsets"),
     ("cystore.ha.election", "the master of a group is elected in etcd"),

@@ -31,6 +31,8 @@ from cystore.ha.epochs.in_sync import InSync
 from cystore.ha.epochs.membership import CutNeededError, Membership
 from cystore.ha.epochs.session import Session
 from cystore.ha.epochs.truncation import order_truncation, ordered_truncation
+from cystore.ha.facts.followed import FollowedFacts
+from cystore.ha.facts.shipment import GroupOffsets
 from cystore.ha.home import new_log_id
 from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
@@ -69,9 +71,12 @@ class ElectedReplication:
         appender: Appender,
         config: StoreConfig,
         stopping: Callable[[], bool] = lambda: False,
+        groups: GroupOffsets | None = None,
+        facts: FollowedFacts | None = None,
     ) -> None:
         self._control, self._commit_log, self._manifest = control, commit_log, manifest
         self._holds, self._appender, self._config, self._stopping = holds, appender, config, stopping
+        self._groups, self._facts = groups, facts
         self._root = commit_log.files.root
         self._lock = ReplicationLock(self._root)
         self._role: Role | None = None
@@ -290,7 +295,13 @@ class ElectedReplication:
             lambda wanted: keeper.propose(epoch, wanted),
         )
         self._master = Master(
-            self._control, self._commit_log, self._manifest, self._holds, self._config, self._session
+            self._control,
+            self._commit_log,
+            self._manifest,
+            self._holds,
+            self._config,
+            self._session,
+            self._groups,
         )
 
     def _set_in_sync(self, in_sync: frozenset[str]) -> None:
@@ -413,7 +424,7 @@ class ElectedReplication:
             )
             membership = Membership(self._manifest, role.group, role.member, master.epoch)
             self._slave = Slave(
-                self._control, self._commit_log, copied, self._config, master.address, membership
+                self._control, self._commit_log, copied, self._config, master.address, membership, self._facts
             )
             self._followed, self._tried_s = master, 0.0
         if not self._slave.is_connected:

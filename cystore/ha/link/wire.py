@@ -47,10 +47,12 @@ HELLO = -1  # slave: "I am a cystore"; master: a frame of Hello
 PROOF = -2  # slave: its nonce and its proof of the secret; master: its own proof
 DIGEST = -3  # slave: a RANGE of the log; master: the SHA-256 of these bytes, empty if it does not have them
 JOIN = -4  # slave: LENGTH and Join, as a member of the master's group; master: a frame of Joined
+FACTS = -5  # slave: "send what follows besides the log"; master: frames of facts between those of the log
 
 NONCE_BYTES = PROOF_BYTES = DIGEST_BYTES = 32
 DIGEST_RANGE_MAX = 8 << 20
 TALK_BYTES_MAX = 32 << 10  # of a frame without log bytes
+FACTS_BYTES_MAX = 8 << 20
 JOIN_BYTES_MAX = 1024
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # of a group, and of a member
 FRAME_BYTES_MAX = 64 << 20  # of log in one frame; RocketMQ's slave takes no more than 4 MiB
@@ -59,7 +61,8 @@ FRAME_BYTES_MAX = 64 << 20  # of log in one frame; RocketMQ's slave takes no mor
 @dataclass(frozen=True)
 class Hello:
     """The greeting of a cystore master, about its log. `nonce`: hexadecimal, empty if it asks for no secret. `epoch`: 0
-    if it was not elected. `home`: the id of the log for Celery, empty from earlier releases."""
+    if it was not elected. `home`: the id of the log for Celery, empty from earlier releases. `facts`: it ships them to
+    a slave that asks (FACTS)."""
 
     store_id: str
     min_physical_offset: int
@@ -68,6 +71,7 @@ class Hello:
     nonce: str = ""
     epoch: int = 0
     home: str = ""
+    facts: bool = False
 
     def frame(self) -> bytes:
         return talk(HELLO, json.dumps(asdict(self)).encode())
@@ -80,11 +84,14 @@ class Hello:
             numbers = [fields[name] for name in ("min_physical_offset", "wrote", "file_bytes")]
             numbers.append(fields.get("epoch", 0))
             texts = [fields["store_id"], fields.get("nonce", ""), fields.get("home", "")]
+            facts = fields.get("facts", False)
             bytes.fromhex(texts[1])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ReplicationError(f"the master's greeting cannot be read: {error!r}") from None
-        if any(type(number) is not int for number in numbers) or not all(
-            isinstance(text, str) for text in texts
+        if (
+            any(type(number) is not int for number in numbers)
+            or not all(isinstance(text, str) for text in texts)
+            or type(facts) is not bool
         ):
             raise ReplicationError(f"the master's greeting is no greeting: {fields!r}")
         begin, end, file_bytes, epoch = numbers
@@ -95,7 +102,7 @@ class Hello:
             and 0 <= epoch < 1 << 62
         ):
             raise ReplicationError(f"the master's greeting makes no sense: {fields!r}")
-        return cls(texts[0], begin, end, file_bytes, texts[1], epoch, texts[2])
+        return cls(texts[0], begin, end, file_bytes, texts[1], epoch, texts[2], facts)
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,6 @@ def talk(kind: int, data: bytes) -> bytes:
 
 def check_frame(offset: int, size: int) -> None:
     """Raises ReplicationError for a header that a master never sends."""
-    most = TALK_BYTES_MAX if offset < 0 else FRAME_BYTES_MAX
-    if offset < JOIN or offset >= 1 << 62 or not 0 <= size <= most:
+    most = FRAME_BYTES_MAX if offset >= 0 else FACTS_BYTES_MAX if offset == FACTS else TALK_BYTES_MAX
+    if offset < FACTS or offset >= 1 << 62 or not 0 <= size <= most:
         raise ReplicationError(f"the master sent a frame of {size} bytes at offset {offset}")
