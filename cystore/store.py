@@ -210,12 +210,11 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         """Puts the kernel's own methods in front of `put`, `put_many` and `query` (a call through Python costs as
         much as the append itself) and starts the services."""
         self._unbind()
-        whole = parts.reader.is_whole  # the kernel's reads go to the end of the log
-        if whole and type(self).query is MessageStore.query:
+        if type(self).query is MessageStore.query:
             key_reader = parts.reader.key_reader(weakly(self, type(self).query))
             self.query = query_function(key_reader, self)  # type: ignore[method-assign]
         cls = type(self)
-        if whole and cls.get is MessageStore.get and cls.read is MessageStore.read:
+        if cls.get is MessageStore.get and cls.read is MessageStore.read:
             reader = parts.reader.queue_reader(weakly(self, cls.get), weakly(self, cls.read))
             self.get = get_function(reader, self)  # type: ignore[method-assign]
             self.read = read_function(reader, self)  # type: ignore[method-assign]

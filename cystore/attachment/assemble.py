@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cystore._native.append.appender import Appender
 from cystore._native.derived.delay import Delivered
@@ -21,7 +22,7 @@ from cystore.derived.dispatch.remove import QueueRemover
 from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.derived.files.index import IndexFiles
 from cystore.derived.files.offsets import reserve_queue_offsets
-from cystore.derived.reading.confirmed import ConfirmedReader
+from cystore.derived.reading.confirmed import ConfirmedReader, WholeLog
 from cystore.derived.reading.reader import Reader
 from cystore.engine.files.checkpoint import Checkpoint
 from cystore.engine.files.mappings import Mappings
@@ -141,12 +142,12 @@ def compose(
             delay_levels=len(config.delay_levels_ms()),
             light_queues_max=config.max_lmq_consume_queue_num if config.enable_multi_dispatch else 0,
         )
-    is_bounded = role_of(manifest.snapshot()).is_elected and not config.read_unconfirmed
-    reader = (ConfirmedReader if is_bounded else Reader)(
+    reader = (Reader if config.read_unconfirmed else ConfirmedReader)(
         control, commit_log, queues, index, dispatcher, config, filters
     )
     waiting = WaitingQueues(control, commit_log, config)
-    scheduler = Scheduler(control, queues, delivered, reader.whole, flusher, waiting, appender, config)
+    whole_log: Any = WholeLog(reader)
+    scheduler = Scheduler(control, queues, delivered, whole_log, flusher, waiting, appender, config)
     carrier = Carrier(control, commit_log, queues, dispatcher, delivered, waiting, appender, config)
     compactor = Compactor(root, control, commit_log, policy, manifest)
     cleaner = Cleaner(

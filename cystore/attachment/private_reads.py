@@ -83,7 +83,7 @@ def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None)
     scan that follows the parts."""
     parts = attached()
     if parts.ground is None:
-        if not parts.reader.is_whole:
+        if parts.control.confirming and not parts.reader.is_whole:
             end = parts.reader.log_end if end is None else min(check_offset(end), parts.reader.log_end)
         return parts.commit_log.scan(begin, end, over_cleaned=True)
     first, last = (None if at is None else check_offset(at) for at in (begin, end))

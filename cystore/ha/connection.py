@@ -55,6 +55,7 @@ class SlaveConnection:
         self.member = ""  # the slave's name in the group; "" if it is no member
         self._confirms = False  # the member takes the confirmed position in the headers
         self._confirmed = 0  # as the last header had it
+        self._told_s = 0.0
         self._nonce = secrets.token_bytes(wire.NONCE_BYTES)
         self._proved = secret is None
         self.acknowledged = -1
@@ -288,6 +289,12 @@ class SlaveConnection:
             self._facts, self._facts_sent = None, facts
             self._out += self._log_header(wire.FACTS, len(facts.data)) + facts.data
             return True
+        if self._owes_confirmed():
+            self._confirmed = self._control.confirmed
+            self._out += self._log_header(wire.CONFIRMED, wire.REPORT.size) + wire.REPORT.pack(
+                self._confirmed
+            )
+            return True
         if position >= wrote:
             silent_s = monotonic_s() - self._sent_s
             has_news = self._confirms and self._control.confirmed > self._confirmed and silent_s >= NEWS_S
@@ -306,6 +313,16 @@ class SlaveConnection:
         self._opened(base)
         self._at, self._left, self._next = position, end - position, end
         self._out += self._log_header(position, self._left)
+        return True
+
+    def _owes_confirmed(self) -> bool:
+        """Whether to tell the confirmed position to a slave that is no member: a member has it in each header."""
+        if self.member or not self.asks_facts or self._session is None:
+            return False
+        now_s = monotonic_s()
+        if self._control.confirmed <= self._confirmed or now_s - self._told_s < NEWS_S:
+            return False
+        self._told_s = now_s
         return True
 
     def _opened(self, base: int) -> Descriptor:

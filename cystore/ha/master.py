@@ -59,7 +59,7 @@ class Master:
         self._control, self._commit_log, self._manifest, self._config = control, commit_log, manifest, config
         self._session = session
         self._facts = CollectedFacts(control, manifest, groups)
-        self._progress = SlaveProgress(control, config)
+        self._progress = SlaveProgress(control, config, commit_log.files.root)
         self._hold = SlaveHold(control, commit_log, holds, config)
         self._secret, self._context = read_secret(config), masters_context(config)
         self._slaves: dict[socket.socket, SlaveConnection] = {}
@@ -235,6 +235,7 @@ class Master:
         self._slaves.clear()
         if not self._control.closed:
             self._count()
+        self._progress.close()
         self._puts.close()
         self._selector.close()
         self._listener.close()

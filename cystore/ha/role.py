@@ -159,7 +159,7 @@ def show_role(manifest: Manifest, control: Control) -> None:
     """Sets or clears the flag that tells the appends of every process that the store is a slave. A store whose master
     is elected is a slave until it has an epoch."""
     role = role_of(manifest.snapshot())
-    if not role.is_elected:
+    if not role.is_elected and not role.is_slave:  # the master says what is confirmed in a slave
         control.confirming = 0  # a process that opened the store as a member still reads it
     if role.is_elected:
         if control.epoch == 0:

@@ -19,6 +19,7 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import StoreError
 from cystore.ha.copied_log import CopiedLog
+from cystore.ha.epochs.confirmed_file import read_confirmed
 from cystore.ha.epochs.membership import CutNeededError
 from cystore.ha.epochs.truncation import order_truncation, ordered_truncation
 from cystore.ha.facts.followed import FollowedFacts
@@ -27,7 +28,7 @@ from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
 from cystore.ha.role import Role, role_of
 from cystore.ha.slave import Slave
-from cystore.ha.status import ReplicationStatus, write_status
+from cystore.ha.status import ReplicationStatus, read_status, write_status
 from cystore.services.retention.hold import HoldTable
 
 log = logging.getLogger("cystore")
@@ -61,6 +62,11 @@ class Replication:
         self._slave: Slave | None = None
         self._failed = ""
         self._told_s = 0.0
+        root = commit_log.files.root
+        confirmed = max(read_status(root).confirmed, read_confirmed(root))
+        if role_of(manifest.snapshot()).is_slave and confirmed > 0:  # its master was elected
+            control.raise_confirmed(min(confirmed, control.wrote))
+            control.confirming = 1
 
     def _tell(self, *, now: bool = False) -> None:
         """Writes the status file at most every TELL_S seconds, or `now`. `cystore ha status` shows it."""
@@ -70,9 +76,10 @@ class Replication:
 
     def _status(self) -> ReplicationStatus:
         if self._slave is not None:
-            return ReplicationStatus(
+            known = ReplicationStatus(
                 "", (), self._slave.master, self._slave.is_connected, self._slave.masters_end
             )
+            return known.with_facts(confirmed=self._control.confirmed if self._control.confirming else 0)
         if self._master is None:
             return ReplicationStatus()
         slaves = tuple((slave.name, slave.acknowledged, slave.is_ours) for slave in self._master.slaves())

@@ -16,6 +16,7 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import ReplicationError
 from cystore.ha.copied_log import CopiedLog
 from cystore.ha.epochs.common_record import common_end
+from cystore.ha.epochs.confirmed_file import limit_confirmed
 from cystore.ha.epochs.membership import CutNeededError, Membership
 from cystore.ha.facts.followed import FollowedFacts
 from cystore.ha.link import wire
@@ -45,13 +46,14 @@ class Slave:
         facts: FollowedFacts | None = None,
     ) -> None:
         self._membership, self._facts = membership, facts
-        self._facts_frame: bytearray | None = None  # the facts that are being received
+        self._aside: bytearray | None = None  # what is being received between two frames of log
+        self._aside_kind = 0
         self._headers = wire.HEADER
         self._control, self._commit_log, self._copied, self._config = control, commit_log, copied, config
         # While a member waits for a dead master, it cannot stand for election, so it waits for a short time only.
         wait_s = CONNECT_S if membership is None else min(CONNECT_S, config.ha_lease_ms / 5000)
         self._call = MasterCall(config, master, wait_s)
-        self._progress = SlaveProgress(control, config)
+        self._progress = SlaveProgress(control, config, commit_log.files.root)
         self._wait_s = wait_s
         self._heard_s = self._reported_s = 0.0
         self._reported = -1
@@ -75,6 +77,7 @@ class Slave:
         """Ends the connection. Received bytes that were not appended are forgotten."""
         connected = self.is_connected
         self._call.close()
+        self._progress.close()
         self._copied.restart()
         if connected and self._facts is not None:
             self._facts.finish()
@@ -100,9 +103,10 @@ class Slave:
             )
         self._copied.restart()
         self._header.clear()
-        self._left, self._heard_s, self._facts_frame = -1, monotonic_s(), None
+        self._left, self._heard_s, self._aside = -1, monotonic_s(), None
         if hello is None:
             log.info("%s: master %s is RocketMQ's", self._commit_log.files.root, self.master)
+            self._set_confirming(False)
         else:
             if self._membership is not None:
                 self._join(self._membership, hello)
@@ -133,9 +137,17 @@ class Slave:
         self._control.confirming = int(joined.confirms)  # a master of an earlier release says nothing of it
 
     def _ask_facts(self, hello: Hello) -> None:
-        if self._facts is not None and hello.facts:
+        asks = self._facts is not None and hello.facts
+        if self._facts is not None and asks:
             self._facts.begin()
             self._call.send(wire.REPORT.pack(wire.FACTS))
+        if self._membership is None:  # an elected master tells a slave that is no member what is confirmed
+            self._set_confirming(asks and hello.epoch > 0)
+
+    def _set_confirming(self, confirming: bool) -> None:
+        self._control.confirming = int(confirming)
+        if not confirming:
+            limit_confirmed(self._commit_log.files.root, 0)
 
     def _compare(self, hello: Hello) -> None:
         """Checks that this log is a beginning of the master's log. Raises ReplicationError."""
@@ -252,11 +264,11 @@ class Slave:
                 if len(self._header) == self._headers.size:
                     self._begin_frame()
                 return len(piece)
-            facts = self._facts_frame
+            aside = self._aside
             room = (
                 self._copied.room()[: self._left]
-                if facts is None
-                else memoryview(facts)[len(facts) - self._left :]
+                if aside is None
+                else memoryview(aside)[len(aside) - self._left :]
             )
             count = connection.recv_into(room)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -264,13 +276,18 @@ class Slave:
         if count == 0:
             raise ConnectionResetError("the master closed the connection")
         self._left = self._left - count or -1
-        if facts is None:
+        if aside is None:
             self._copied.took(count)
         elif self._left < 0:
-            self._facts_frame = None
-            if self._facts is not None:
-                self._facts.take(bytes(facts))
+            self._aside = None
+            self._take_aside(self._aside_kind, bytes(aside))
         return count
+
+    def _take_aside(self, kind: int, data: bytes) -> None:
+        if kind == wire.CONFIRMED:
+            self._confirmed = max(self._confirmed, *wire.REPORT.unpack(data))
+        elif self._facts is not None:
+            self._facts.take(data)
 
     def _after_first_byte(self, offset: int, size: int) -> tuple[int, int]:
         """Handles the first frame of RocketMQ's master after a request for its log from byte 1 on. Byte 0 is 0: it is
@@ -298,10 +315,10 @@ class Slave:
             )
         if len(epoch) > 1:
             self._confirmed = max(self._confirmed, epoch[1])
-        if offset == wire.FACTS:
-            if self._facts is None or size == 0:
-                raise ReplicationError("the master sent facts that this slave did not ask for")
-            self._facts_frame, self._left = bytearray(size), size
+        if offset in (wire.FACTS, wire.CONFIRMED):
+            if self._facts is None or size == 0 or (offset == wire.CONFIRMED and size != wire.REPORT.size):
+                raise ReplicationError(f"the master sent a frame of kind {offset} and {size} bytes")
+            self._aside, self._aside_kind, self._left = bytearray(size), offset, size
             return
         if self._asked_whole:
             offset, size = self._after_first_byte(offset, size)

@@ -5,12 +5,17 @@ Source: HAService.GroupTransferService, HAService.isSlaveOK, CommitLog.handleHA.
 
 from __future__ import annotations
 
+import logging
 import zlib
+from pathlib import Path
 
 from cystore._native.memory.control import Control
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
-from cystore.errors import FlushSlaveTimeoutError, SlaveNotAvailableError
+from cystore.errors import FlushSlaveTimeoutError, SlaveNotAvailableError, StoreError
+from cystore.ha.epochs.confirmed_file import ConfirmedFile
+
+log = logging.getLogger("cystore")
 
 WANTED = zlib.crc32(b"cystore.ha.wanted")  # woken by a put that waits for slaves
 REPORTED = zlib.crc32(b"cystore.ha.reported")  # woken when a slave's position has moved
@@ -18,10 +23,12 @@ SLICE_MS = 250
 
 
 class SlaveProgress:
-    """The words about slaves in the control block of one store."""
+    """The words about slaves in the control block of one store. `root`: only for the process that replicates."""
 
-    def __init__(self, control: Control, config: StoreConfig) -> None:
+    def __init__(self, control: Control, config: StoreConfig, root: Path | None = None) -> None:
         self._control, self._config = control, config
+        self._kept = None if root is None else ConfirmedFile(root)
+        self._failed = False
 
     def wait_for(self, end: int) -> None:
         """Returns when a slave has the log up to `end`; with an elected master, when each member in sync has it on its
@@ -85,8 +92,25 @@ class SlaveProgress:
     def confirmed(self, position: int) -> None:
         """Publishes that no failover takes back the log below `position`: readers see it."""
         if position > self._control.confirmed:
+            self._keep(position)
             self._control.raise_confirmed(position)
             self._control.wake_committed()
+
+    def _keep(self, position: int) -> None:
+        """Before a reader sees the records: after a kill of all processes readers see them again."""
+        if self._kept is None:
+            return
+        try:
+            self._kept.write(position)
+        except StoreError as error:
+            if not self._failed:
+                log.warning("%s; after a kill of all processes reads may step back", error)
+            self._failed = True
+
+    def close(self) -> None:
+        """Closes the file with the confirmed position."""
+        if self._kept is not None:
+            self._kept.close()
 
     @property
     def position(self) -> int:

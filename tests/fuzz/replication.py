@@ -82,8 +82,9 @@ def run_copied(data: bytes) -> None:
 def _stream() -> bytes:
     """What a master sends: heartbeats, facts, and the log in frames."""
     log, facts = _log(), Shipment({"T@g": {"0": 3}}, {"delete_when": "05"}, (RemovedQueue("U", 1, 4, 9),), 0)
-    data = facts.data()
+    data, confirmed = facts.data(), wire.REPORT.pack(BATCH_BYTES)
     frames = [wire.HEADER.pack(0, 0), wire.HEADER.pack(wire.FACTS, len(data)) + data]
+    frames.append(wire.HEADER.pack(wire.CONFIRMED, len(confirmed)) + confirmed)
     for begin in range(0, len(log), BATCH_BYTES):
         piece = log[begin : begin + BATCH_BYTES]
         frames.append(wire.HEADER.pack(begin, len(piece)) + piece)

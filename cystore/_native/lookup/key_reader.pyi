@@ -40,6 +40,8 @@ class KeyReader:
         counts: ReadCounts,
         report: Callable[[list[CorruptRecordError]], None],
         dispatcher: DispatchKernel | None = None,
+        *,
+        bounded: bool = False,
     ) -> None: ...
     def forget_windows(self) -> None: ...
 

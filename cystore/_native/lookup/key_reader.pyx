@@ -191,9 +191,11 @@ cdef class KeyReader:
     cdef list files             # result of `shapes`; None: not called yet
     cdef uint32_t files_seq     # index_seq before that call
     cdef ReadCounts counts
+    cdef bint bounded           # while the store confirms, `general` answers every query
 
     def __init__(self, Control control not None, shapes not None, new_window not None, general not None,
-                 ReadCounts counts not None, report not None, DispatchKernel dispatcher=None):
+                 ReadCounts counts not None, report not None, DispatchKernel dispatcher=None, *, bint bounded=False):
+        self.bounded = bounded
         self.dispatcher, self.counts, self.report = dispatcher, counts, report
         self.control, self.shapes, self.new_window, self.general = control, shapes, new_window, general
         self.windows = []
@@ -212,6 +214,8 @@ cdef class KeyReader:
         if block == NULL:
             return None
         block = self.control.checked()
+        if self.bounded and load_u32(&block.confirming):
+            return None
         if load_i64(&block.dispatched) < load_i64(&block.wrote) \
                 and (self.dispatcher is None or not self.dispatcher.make_turn()):
             return None

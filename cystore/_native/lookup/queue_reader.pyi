@@ -27,6 +27,8 @@ class QueueReader:
         general_read: Callable[..., Message],
         filter_class: type,
         tail: TailTable | None = None,
+        *,
+        bounded: bool = False,
     ) -> None: ...
     def forget_files(self) -> None: ...
 

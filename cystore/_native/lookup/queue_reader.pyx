@@ -153,11 +153,13 @@ cdef class QueueReader:
     cdef int64_t manifest_seq       # of the manifest whose damage the spare windows know
     cdef public int64_t cleaned_below  # the log's minimum when cleaned files were last unmapped
     cdef ReadCounts counts
+    cdef bint bounded               # while the store confirms, `general` answers every `get`
 
     def __init__(self, Control control not None, DispatchKernel dispatcher not None, BatchLimits limits not None,
                  list windows not None, ReadCounts counts not None, file_of, new_window, general, general_read,
-                 type filter_class not None, TailTable tail=None):
+                 type filter_class not None, TailTable tail=None, *, bint bounded=False):
         self.tail = tail
+        self.bounded = bounded
         self.filter_class = filter_class
         self.counts = counts
         self.control, self.dispatcher, self.limits, self.windows = control, dispatcher, limits, windows
@@ -237,7 +239,7 @@ cdef class QueueReader:
         cdef uint32_t slot, at
         cdef int64_t seq, since_ms = clock_coarse_ms()
         cdef int status
-        if block == NULL or not control_intact(block):
+        if block == NULL or not control_intact(block) or (self.bounded and load_u32(&block.confirming)):
             return None
         c.entry = control_find_queue(block, topic, topic_len, queue_id)
         if c.entry == NULL:

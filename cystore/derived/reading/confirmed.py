@@ -3,7 +3,8 @@ back.
 
 The position is that of DefaultMessageStore.getConfirmOffset; RocketMQ's dispatch stops there. Here dispatch goes on,
 because the store's own decisions need the whole log (`Reader.whole`), and the readers stop. A pool of buffers bounds
-readers by its commits in the same way.
+readers by its commits in the same way. In a store without an election, the bound costs a look at a word of shared
+memory.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _PLACE, _PLACE_CODEC = field_of("record", "physical_offset")
 
 
 class WholeLog:
-    """The reads of a `ConfirmedReader` up to the end of the log; all else is the reader's."""
+    """The reads of a reader up to the end of the log; all else is the reader's."""
 
-    def __init__(self, reader: ConfirmedReader) -> None:
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self.get = partial(Reader.get, reader)
         self.query = partial(Reader.query, reader)
@@ -38,13 +39,14 @@ class WholeLog:
 
 
 class ConfirmedReader(Reader):
-    """A reader for a store whose master is elected."""
+    """A reader that ends at the confirmed position while the control block says so (`confirming`): a process may have
+    opened the store before it became a member of a group."""
 
     is_whole = False
 
     @property
     def whole(self) -> Any:
-        return WholeLog(self)
+        return WholeLog(self) if self._control.confirming else self
 
     @property
     def log_end(self) -> int:
@@ -116,6 +118,10 @@ class ConfirmedReader(Reader):
     ) -> QueryResult:
         """See Reader.query. The newest confirmed messages."""
         control, count = self._control, max_count
+        if not control.confirming:
+            return super().query(
+                topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms, with_expired=with_expired
+            )
         while True:
             found = super().query(
                 topic, key, count, begin_ms=begin_ms, end_ms=end_ms, with_expired=with_expired
@@ -133,6 +139,8 @@ class ConfirmedReader(Reader):
         """See Reader.query_many."""
         found = super().query_many(topic, keys, max_count)
         readable = self._control.readable
+        if readable >= self._control.wrote:
+            return found
         for key, messages in found.items():
             if not all(_is_below(message, readable) for message in messages):
                 found[key] = self.query(topic, key, max_count)

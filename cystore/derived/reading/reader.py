@@ -64,7 +64,7 @@ INT32_MAX = (1 << 31) - 1
 
 
 class Reader:
-    """Reads one store, from any thread. `is_whole`: reads go to the end of the log."""
+    """Reads one store, from any thread. `is_whole`: reads always go to the end of the log."""
 
     is_whole = True
 
@@ -428,6 +428,7 @@ class Reader:
             self.counts,
             log_damage,
             self._dispatcher.kernel,
+            bounded=not self.is_whole,
         )
         return self._key_reader
 
@@ -448,6 +449,7 @@ class Reader:
             general_read,
             SqlFilter,
             self._tail.table,
+            bounded=not self.is_whole,
         )
         self._queue_reader.cleaned_below = self._forgotten_below
         return self._queue_reader

@@ -26,6 +26,7 @@ from cystore.ha.election.etcd import Etcd
 from cystore.ha.election.full_disk import FullDisk
 from cystore.ha.election.group import Elected, Group, View
 from cystore.ha.election.keeper import Keeper
+from cystore.ha.epochs.confirmed_file import read_confirmed
 from cystore.ha.epochs.history import History, doubt_history, history_of, keep_history
 from cystore.ha.epochs.in_sync import InSync
 from cystore.ha.epochs.membership import CutNeededError, Membership
@@ -102,7 +103,8 @@ class ElectedReplication:
         become the group's. If the status is lost, they see nothing until the group has a master."""
         facts = self._manifest.snapshot()
         if role_of(facts).is_elected and history_of(facts).begins:
-            self._control.raise_confirmed(min(read_status(self._root).confirmed, self._control.wrote))
+            known = max(read_status(self._root).confirmed, read_confirmed(self._root))
+            self._control.raise_confirmed(min(known, self._control.wrote))
             self._control.confirming = 1
 
     # ------------------------------------------------------------------------------------------------ turns

@@ -22,6 +22,7 @@ from cystore.engine.files.quarantine import copy_name, pieces_of, put_aside
 from cystore.engine.files.segments import Mode
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.engine.manifest.manifest import Facts, Manifest, look
+from cystore.ha.epochs.confirmed_file import limit_confirmed
 from cystore.layout import takes_queue_offset
 from cystore.recovery.apply import drop_derived
 from cystore.recovery.walk.abort_file import mark_undispatched
@@ -61,6 +62,7 @@ def truncate_if_ordered(root: Path, file_bytes: int) -> None:
             kept = put_aside(root, pieces, copy_name(position, end))
             failpoint("cut.kept")
             manifest.set_section(SECTION, {"from": position, "to": end, "kept": kept})
+        limit_confirmed(root, position)
         _truncate(root, reader, position)
     finally:
         reader.close()

@@ -15,7 +15,7 @@ from cystore.ha.epochs.history import History, keep_history
 from cystore.ha.role import end_slave
 from cystore.ha.status import ReplicationStatus, write_status
 from tests.support.ha.etcd import EtcdServer, needs_etcd
-from tests.support.ha.ha_pair import members, until
+from tests.support.ha.ha_pair import free_port, members, slaves, until
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
 
@@ -69,10 +69,13 @@ def test_another_process_sees_a_record_when_the_replicas_have_it(tmp_path):
         Process() as b,
         Process() as c,
         Process() as reader,
+        Process() as follower,
+        Process() as next_follower,
     ):
-        members = {"a": a, "b": b, "c": c}
+        members, port = {"a": a, "b": b, "c": c}, free_port()
         for name, member in members.items():
-            member.do(OPENED, path=str(tmp_path / name), settings=settings(etcd, name))
+            more = {"ha_listen_port": port} if name == "a" else {}
+            member.do(OPENED, path=str(tmp_path / name), settings=settings(etcd, name, **more))
             if name == "a":
                 a.do(PUT)
                 until(lambda: a.do("acknowledged()"))
@@ -81,6 +84,9 @@ def test_another_process_sees_a_record_when_the_replicas_have_it(tmp_path):
         reader.do(OPENED, path=str(tmp_path / "a"), settings={"services": "none"})
         first = a.do("len(list(store.scan()))") * ["first"]
         reader.do(READ)
+        follower.do(OPENED, path=str(tmp_path / "follower"), settings=slaves(port))  # no member of the group
+        follower.do("def bodies(): return [bytes(m.body).decode() for m in store.get('T', 0, 0).messages]")
+        until(lambda: follower.do("bodies()") == first)
         known, end = len(first), reader.do("store.wrote_position")
         assert all(bodies == first for bodies in reader.do("seen()").values())
         b.stop()
@@ -92,6 +98,12 @@ def test_another_process_sees_a_record_when_the_replicas_have_it(tmp_path):
                 assert all(bodies == first for bodies in reader.do("seen()").values())
                 assert reader.do("waits(known, end)", known=known, end=end) == [False] * 3
                 assert reader.do("state()") == "PENDING"
+                until(lambda: follower.do("store.stats()['wrote']") == a.do("store.stats()['wrote']"))
+                assert follower.do("bodies()") == first
+            follower.kill()
+            with cystore.open(tmp_path / "follower", **slaves(1)) as again:  # its master is away
+                assert [bytes(m.body).decode() for m in again.get("T", 0, 0).messages] == first
+            next_follower.do(OPENED, path=str(tmp_path / "follower"), settings=slaves(port))
             with cystore.open(tmp_path / "a", services="none", read_unconfirmed=True) as chosen:
                 assert [bytes(m.body) for m in chosen.get("T", 0, len(first)).messages] == [b"second"]
         finally:
@@ -104,6 +116,25 @@ def test_another_process_sees_a_record_when_the_replicas_have_it(tmp_path):
         until(lambda: reader.do("state()") == "SUCCESS")
         # A replica hears of it from its master.
         until(lambda: b.do("[bytes(m.body).decode() for m in store.get('T', 0, 0).messages]") == both)
+        until(lambda: next_follower.do("len(store.get('T', 0, 0).messages)") == len(both))
+
+
+@needs_etcd
+def test_reads_do_not_step_back_when_all_processes_are_killed(tmp_path):
+    """Seen: the position was written once a second, so the last second's records were gone until the next election."""
+    with cystore.open(tmp_path / "a", **SETTINGS) as first:  # a store with a log waits for no other one
+        first.put("T", b"first")
+    with EtcdServer(tmp_path / "etcd") as etcd, Process() as a:
+        group = settings(etcd, "a", ha_lease_ms=30_000)
+        a.do(OPENED, path=str(tmp_path / "a"), settings=group)
+        a.do(PUT)
+        until(lambda: a.do("acknowledged()"))
+        for _ in range(20):
+            a.do("put(b'x', flush='replicated')")
+        seen = a.do("len(store.get('T', 0, 0, 1000).messages)")
+        a.kill()
+        with cystore.open(tmp_path / "a", **{**group, "services": ("ha",)}) as again:
+            assert seen > 20 and len(again.get("T", 0, 0, 1000).messages) == seen
 
 
 def test_a_member_that_lost_its_status_shows_nothing_before_the_group_has_a_master(tmp_path):
@@ -245,6 +276,34 @@ def test_a_store_that_leaves_its_group_shows_everything_to_processes_that_have_i
         plain.put("T", b"two")
         assert [bytes(message.body) for message in store.get("T", 0, 0).messages] == [b"one", b"two"]
         assert len(list(store.scan())) == 2 and store.wait("T", 0, 1, 0)
+
+
+def test_a_process_notices_that_its_store_becomes_a_member(tmp_path):
+    group = {
+        "broker_role": "elected",
+        "ha_group": "g",
+        "ha_member": "m",
+        "ha_etcd_endpoints": "http://127.0.0.1:1",
+    }
+    with (
+        cystore.open(tmp_path / "s", **SETTINGS) as plain,
+        cystore.open(tmp_path / "s", read_only=True) as reader,
+    ):
+        first = plain.put("T", b"one", keys=("k",))
+        with cystore.open(tmp_path / "s", services="none", **group) as member:
+            control = member._attached().control
+            control.raise_confirmed(first.physical_offset + first.size_bytes)
+            control.confirming = 1
+            end_slave(control)
+            plain.put("T", b"two", keys=("k",))
+            for store in (plain, reader, member):
+                assert [bytes(message.body) for message in store.get("T", 0, 0).messages] == [b"one"]
+                assert [bytes(message.body) for message in store.query("T", "k")] == [b"one"]
+                assert len(store.query_many("T", ["k"])["k"]) == len(list(store.scan())) == 1
+                assert store.topics()["T"][0].max_offset == 1
+            with cystore.open(tmp_path / "s", services="none", read_unconfirmed=True) as chosen:
+                assert len(chosen.get("T", 0, 0).messages) == len(chosen.query("T", "k")) == 2
+            assert len(plain.whole.query("T", "k")) == 2
 
 
 def test_a_plain_store_keeps_the_reads_of_the_kernel(tmp_path):
