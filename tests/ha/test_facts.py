@@ -20,6 +20,7 @@ from cystore.ha.link.sockets import ours
 from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import fill, free_port, masters, members, slaves, until, wait_log, wrote
 from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
 
 OPENED = "import cystore; store = cystore.open(path, **settings)"
 
@@ -252,3 +253,37 @@ def test_facts_are_read_as_they_were_written():
     given = Shipment({"T@g": {"3": 9}}, {"delete_when": "04"}, (), 8192)
     assert Shipment.parse(given.data()) == given
     assert Shipment.parse(wrong(settings={"ha_secret_file": "/x", "delete_when": []}, more=1)).settings == {}
+
+
+def test_a_group_is_set_back_with_a_log_that_is_truncated(tmp_path, port):
+    """Else it would not get the messages that take the place of those that it read."""
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        fill_queue(master, 4)
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wait_log(slave, wrote(master))
+        with cystore.open(tmp_path / "slave", **SETTINGS, broker_role="async_master") as other:
+            fill_queue(other, 3)
+            other.put("U", b"x")
+            other.groups.commit("g", "T", 0, 7)
+            other.groups.commit("h", "T", 0, 2)
+        cutting = slaves(port, ha_truncate_diverged=True)
+        with cystore.open(tmp_path / "slave", **cutting) as slave:
+            until(slave.asked_to_leave)
+        with cystore.open(tmp_path / "slave", **cutting) as slave:
+            assert (offset(slave), offset(slave, "h")) == (4, 2)
+            fill_queue(master, 5)
+            wait_log(slave, wrote(master))
+            assert len(slave.groups.pull("g", "T", 0).messages) == 5
+
+
+def test_a_damaged_table_of_groups_keeps_the_log_from_no_slave(tmp_path, port, caplog):
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        master.put("T", b"x")
+        table = tmp_path / "master" / "config" / "consumers.table"
+        table.mkdir(parents=True)
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wait_log(slave, wrote(master))
+            master.put("T", b"y")
+            wait_log(slave, wrote(master))
+            until(lambda: "its slaves do not get its facts now" in caplog.text)
+            assert master._attached().control.replicas == 1

@@ -16,12 +16,20 @@ from typing import Any
 
 from cystore._native.system.failpoint import failpoint
 from cystore.derived.files.known_queues import forget_known_queues
-from cystore.derived.files.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
+from cystore.derived.files.offsets import (
+    CONSUMER_OFFSETS,
+    QueueOffsets,
+    read_offsets,
+    read_queue_offsets,
+    write_offsets,
+    write_queue_offsets,
+)
 from cystore.engine.files.checkpoint import Checkpoint
 from cystore.engine.files.quarantine import copy_name, pieces_of, put_aside
 from cystore.engine.files.segments import Mode
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.engine.manifest.manifest import Facts, Manifest, look
+from cystore.errors import StoreFormatError
 from cystore.ha.epochs.confirmed_file import limit_confirmed
 from cystore.layout import takes_queue_offset
 from cystore.recovery.apply import drop_derived
@@ -33,6 +41,7 @@ from cystore.system.ranges import file_ranges
 log = logging.getLogger("cystore")
 
 SECTION = "cut"  # in the manifest
+CONSUMERS_TABLE = "consumers.table"  # the offsets of groups that the processes share (cystore.consumers)
 
 
 def order_truncation(manifest: Manifest, position: int, end: int) -> None:
@@ -110,13 +119,41 @@ def _has_content(reader: LogReader, position: int) -> bool:
 def _count_back(root: Path, reader: LogReader, position: int) -> None:
     """Sets back the queue offsets: a queue that loses records continues with the offset of the first lost record."""
     saved = read_queue_offsets(root)
-    following = dict(saved.next)
+    following, lost = dict(saved.next), set()
     for record in reader.records(position):
         if takes_queue_offset(record["sys_flag"]):
             for queue, queue_offset in queue_places(record):
                 following[queue] = min(following.get(queue, queue_offset), queue_offset)
+                lost.add(queue)
+    _count_groups_back(root, {queue: following[queue] for queue in lost})
     minimum = {queue: min(first, following.get(queue, first)) for queue, first in saved.minimum.items()}
     write_queue_offsets(root, QueueOffsets(following, minimum, min(saved.physical_offset, position)))
+
+
+def _count_groups_back(root: Path, ends: dict[tuple[str, int], int]) -> None:
+    """Sets back the groups that are behind the end of a queue that loses records: they would not get the messages that
+    take the place of the lost ones. Without its table the file counts."""
+    if not ends:
+        return
+    try:
+        found = read_offsets(root, CONSUMER_OFFSETS)
+    except StoreFormatError as error:
+        log.warning("%s; its groups are not set back", error)
+        return
+    table: dict[str, Any] = {}
+    for name, queues in found.table.items():
+        topic = name.partition("@")[0]
+        table[name] = (
+            {
+                int(queue_id): min(offset, ends.get((topic, int(queue_id)), offset))
+                for queue_id, offset in queues.items()
+            }
+            if isinstance(queues, dict) and all(queue_id.isdecimal() for queue_id in queues)
+            else queues
+        )
+    if table:
+        write_offsets(root, CONSUMER_OFFSETS, table)
+    files.remove(root / "config" / CONSUMERS_TABLE)
 
 
 def _say_durable(root: Path, reader: LogReader, position: int) -> None:

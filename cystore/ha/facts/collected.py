@@ -9,12 +9,14 @@ from typing import NamedTuple
 from cystore._native.memory.control import Control
 from cystore.clock import monotonic_s
 from cystore.engine.manifest.manifest import Manifest
+from cystore.errors import StoreClosedError, StoreError
 from cystore.ha.facts.shipment import FOLLOWED, GroupOffsets, Shipment
 from cystore.ha.link.wire import FACTS_BYTES_MAX
 
 log = logging.getLogger("cystore")
 
 READ_S = 1.0  # between two reads; RocketMQ's slave asks every ten seconds
+RETRY_S = 30.0
 READ_SHARE = 50  # a read that takes long is repeated that many times later
 
 
@@ -38,7 +40,14 @@ class CollectedFacts:
         """The newest facts; the same object while nothing changes. None if there are too many to ship."""
         if now_s < self._next_s:
             return self._sealed
-        shipment = self._read()
+        self._next_s = now_s + RETRY_S
+        try:
+            shipment = self._read()
+        except StoreClosedError:
+            raise
+        except StoreError as error:  # slaves get the log nevertheless
+            log.warning("%s: its slaves do not get its facts now: %s", self._manifest.root, error)
+            return self._sealed
         if self._shipment is None or replace(shipment, begin=self._shipment.begin) != self._shipment:
             self._shipment, data = shipment, shipment.data()
             # After the read: an offset of a group is never beyond the records below this position.
