@@ -23,6 +23,16 @@ from cystore._native.record.record_write cimport append_item
 from cystore.errors import PageCacheBusyError, StoreError
 
 
+cdef void _wake(control_block* block, const append_item* items, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """Wakes the threads that wait for items [begin, end), without the lock."""
+    cdef Py_ssize_t i
+    control_wake_sleepers(block)
+    for i in range(begin, end):
+        control_wake_queue(items[i].entry)
+        if items[i].light_count:
+            light_wake(block, &items[i])
+
+
 cdef class AppendLoop(FastAppender):
     """Appends checked items, past all obstacles."""
 
@@ -32,7 +42,7 @@ cdef class AppendLoop(FastAppender):
         cdef control_block* block = self.target.block
         cdef int64_t waits_since_ms = 0
         cdef int status
-        cdef Py_ssize_t i, before
+        cdef Py_ssize_t before
         if block == NULL:  # another thread detached it while this thread checked the message
             return self.policy.closed()
         keep_block = self.control.file
@@ -58,14 +68,12 @@ cdef class AppendLoop(FastAppender):
             if may_hold_gil:
                 status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
                 control_unlock(block, LOCK_APPEND)
+                _wake(block, items, before, done[0])
             else:
                 with nogil:
                     status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
                     control_unlock(block, LOCK_APPEND)
-            control_wake_sleepers(block)
-            for i in range(before, done[0]):
-                control_wake_queue(items[i].entry)
-                if items[i].light_count: light_wake(block, &items[i])
+                    _wake(block, items, before, done[0])
             if status == APPEND_OK:
                 if self.target.slow_ms: self.report_slow_put()
                 return 0

@@ -17,6 +17,7 @@ from cystore._native.append.append_loop cimport AppendLoop
 from cystore._native.append.light cimport light_check, light_check_list, light_room, light_without_offsets
 from cystore._native.append.batch cimport check_batch, check_together, results_of
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
+from cystore._native.memory.atomics cimport monotonic_ns
 from cystore._native.memory.control cimport Control, log_end
 from cystore._native.record.argument_checks cimport exact_bytes, exact_text, exact_whole
 from cystore._native.layout cimport (
@@ -358,8 +359,9 @@ cdef class Appender(AppendLoop):
         cdef bytes host
         cdef list references = []
         cdef object last_topic = None
+        cdef int64_t since_ns = monotonic_ns()
         try:
-            batch = in_steps(messages)
+            batch = in_steps(messages, &since_ns)
         except (TypeError, ValueError):  # a released buffer raises ValueError
             raise MessageIllegalError(f"messages: must be a list of Message, not {type(messages).__name__}") from None
         count = len(batch)
@@ -430,7 +432,7 @@ cdef class Appender(AppendLoop):
                 work += 1 + (item.properties_len >> 10)
                 if work >= BATCH_STEP:
                     work = 0
-                    yield_gil()
+                    yield_gil(&since_ns)
             # The buffer moves while it grows: the pointers into it are set when it is complete.
             with nogil:
                 room = 0
@@ -450,17 +452,17 @@ cdef class Appender(AppendLoop):
                     self.policy.reach(items[count - 1].physical_offset + items[count - 1].size, flush)
             except StoreError as error:
                 if done:
-                    error.results = results_of(items, done)
+                    error.results = results_of(items, done, &since_ns)
                 raise
-            return results_of(items, count)
+            return results_of(items, count, &since_ns)
         finally:
             self._leave()
             with nogil:
                 free(items)
                 if buffer.on_heap:
                     free(buffer.start)
-            let_go(batch)
-            let_go(references)
+            let_go(batch, &since_ns)
+            let_go(references, &since_ns)
 
     cdef int _copy_properties(self, property_buffer* buffer, append_item* item, const uint8_t* start,
                               Py_ssize_t length) except -1:

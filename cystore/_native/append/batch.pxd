@@ -47,18 +47,20 @@ cdef inline int check_batch(const append_item* items, Py_ssize_t count, int64_t 
 
 cdef inline int check_together(const append_item* items, Py_ssize_t count, int64_t file_bytes) except -1:
     """Refuses messages that do not fit one segment."""
-    cdef int64_t size = batch_bytes(items, count)
+    cdef int64_t size
+    with nogil:
+        size = batch_bytes(items, count)
     if size + <int64_t>BLANK_SIZE_MIN > file_bytes:
         raise MessageIllegalError(f"messages: their records have {size} bytes, a whole commit log file {file_bytes}")
     return 0
 
 
-cdef inline list results_of(const append_item* items, Py_ssize_t count):
+cdef inline list results_of(const append_item* items, Py_ssize_t count, int64_t* since_ns):
     cdef Py_ssize_t i
     cdef list results = []
     for i in range(count):
         results.append(put_result(items[i].physical_offset, items[i].queue_offset, items[i].size,
                                   items[i].store_timestamp))
         if i & (<Py_ssize_t>BATCH_STEP - 1) == <Py_ssize_t>BATCH_STEP - 1:
-            yield_gil()
+            yield_gil(since_ns)
     return results

@@ -105,8 +105,9 @@ cdef int light_check_list(control_block* block, const append_item* items, Py_ssi
     cdef int64_t total = 0
     cdef Py_ssize_t i
     cdef set new
-    for i in range(count):
-        total += items[i].light_count
+    with nogil:
+        for i in range(count):
+            total += items[i].light_count
     if total == 0 or total + load_u32(&block.queue_count) <= queues_max:
         return 0
     new = set()

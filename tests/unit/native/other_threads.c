@@ -1,21 +1,28 @@
 /* For test_other_threads.py: holds a thread up inside of a slow call or a page fault until another Python thread has run.
 
-   `arm` makes every msync, fsync, fdatasync, munmap of at least LONG_BYTES and madvise of this process ask first; `guard` makes every
-   page of a range ask at its next access. Whoever asks writes a byte to a pipe and waits until a Python thread answers. If none does
-   the caller holds the interpreter's lock: that is counted, and nobody waits again. */
+   `arm(CALLS)` makes every msync, fsync, fdatasync, munmap of at least LONG_BYTES and madvise of this process ask first;
+   `arm(WAKES)` each wake of sleepers; `guard` every page of a range at its next access. Whoever asks writes a byte to a
+   pipe and waits until a Python thread answers. If none does, the caller holds the interpreter's lock: that is counted,
+   and nobody waits again. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define WAIT_MS 10000
 #define LONG_BYTES (1 << 20)
+#define CALLS 1
+#define WAKES 2
 
-static int ask = -1, answer = -1, armed, asked, stood_still;
+static int ask = -1, answer = -1, armed, asked, stood_still, woken;
 static uintptr_t guarded, guarded_end;
 static int protection;
 
@@ -52,6 +59,7 @@ void open_pipes(int to_ask, int to_answer) {
 void arm(int on) { armed = on; }
 int times_asked(void) { return asked; }
 int times_stood_still(void) { return stood_still; }
+int times_woken(void) { return woken; }
 
 int guard(uintptr_t begin, uintptr_t end, int writable) {
     guarded = begin;
@@ -70,7 +78,7 @@ int unguard(void) {
     result name parameters {                                                \
         static result (*real) parameters;                                   \
         if (!real) real = (result(*) parameters)dlsym(RTLD_NEXT, #name);    \
-        if (armed && (when)) wait_for_another();                            \
+        if (armed == CALLS && (when)) wait_for_another();                            \
         return real arguments;                                              \
     }
 
@@ -79,3 +87,19 @@ ASKING(int, fsync, (int fd), (fd), 1)
 ASKING(int, fdatasync, (int fd), (fd), 1)
 ASKING(int, munmap, (void *at, size_t length), (at, length), length >= LONG_BYTES)
 ASKING(int, madvise, (void *at, size_t length, int advice), (at, length, advice), advice == 23)
+
+/* Wakes of all sleepers are cystore's: the interpreter and the C library do not call this function for theirs. */
+long syscall(long number, ...) {
+    static long (*real)(long, ...);
+    long arguments[6];
+    va_list list;
+    va_start(list, number);
+    for (int i = 0; i < 6; i++) arguments[i] = va_arg(list, long);
+    va_end(list);
+    if (!real) real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+    if (armed == WAKES && number == SYS_futex && (arguments[1] & FUTEX_CMD_MASK) == FUTEX_WAKE && arguments[2] == INT_MAX) {
+        wait_for_another();
+        woken++;
+    }
+    return real(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+}
