@@ -3,9 +3,10 @@ format says another queue offset today, the record has changed: its checksum doe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from cystore.layout import takes_queue_offset
+from cystore.layout import LMQ_PREFIX, takes_queue_offset
 from cystore.recovery.walk.log_reader import LogReader, queue_places
 from cystore.recovery.walk.queue_reader import QueueReader
 
@@ -32,3 +33,20 @@ def entry_target(log: LogReader, queue: QueueReader | None, number: int) -> Entr
     agrees = ((queue.topic, queue.queue_id), number) in queue_places(record)
     agrees = agrees and takes_queue_offset(record["sys_flag"])
     return EntryTarget(entry.physical_offset, entry.physical_offset + entry.size, agrees)
+
+
+def proven_wrong(
+    log: LogReader, queues: Mapping[tuple[str, int], QueueReader], key: tuple[str, int], number: int
+) -> EntryTarget | None:
+    """A record that claims queue offset `number` of the queue `key`, while the entry of another queue with that offset
+    leads to it: its topic or its queue id changed. None if no entry says so."""
+    for other, queue in queues.items():
+        if other == key or other[0].startswith(LMQ_PREFIX):
+            continue
+        target = entry_target(log, queue, number)
+        if target is None or target.agrees:
+            continue
+        record = log.record(target.begin)
+        if record is not None and queue_places(record)[0] == (key, number):
+            return target
+    return None

@@ -14,7 +14,7 @@ from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.removed_queues import Removed
 from cystore.layout import takes_queue_offset
 from cystore.recovery.walk import rules
-from cystore.recovery.walk.entry_target import entry_target
+from cystore.recovery.walk.entry_target import entry_target, proven_wrong
 from cystore.recovery.walk.index_stream import ENTRIES_AT_ONCE, IndexStream
 from cystore.recovery.walk.log_reader import LogReader, Walk, queue_places
 from cystore.recovery.walk.log_visitor import Key as Key
@@ -25,6 +25,7 @@ from cystore.value_class import value_class
 LOOK_AHEAD_RECORDS = 100_000
 NEAR_RECORDS = 200  # the same behind damage, in which every queue may have lost records
 FOLLOWERS = 4
+WITNESSES_ASKED = 8  # times that a walk asks the entries of all other queues
 DAMAGES_MAX = 8  # damaged ranges of the log that the search for them steps over
 EVERYTHING = 1 << 62
 
@@ -116,6 +117,7 @@ class LogPass(LogVisitor):
         self._watermark = walk_input.watermark
         # Slots whose expected queue offset comes from entries, not from a record.
         self._weak: set[int] = set()
+        self._witnesses_left = WITNESSES_ASKED
         self.result = PassResult(start, slots=self.slots)
 
     def compare_keys(self, rows: IndexStream) -> None:
@@ -236,6 +238,9 @@ class LogPass(LogVisitor):
         )
         if not explained and self._is_above_watermark(record):
             return reason
+        if gap < 0 and self._displaces(record, expected):
+            scanner.accept()
+            return None
         if not explained and possible and gap <= rules.BELIEVED_GAP and not scanner.in_light_queue:
             explained = self._is_believed(record, expected)
         if explained:
@@ -259,6 +264,29 @@ class LogPass(LogVisitor):
         is the wrong one, so this one is not called damaged. In a log that RocketMQ wrote it may be an old record."""
         about = self._about
         return 0 <= record.queue_offset < expected and about.keep and about.trusted
+
+    def _displaces(self, record: StoppedRecord, expected: int) -> bool:
+        """Whether the record that has this record's queue offset already belongs to another queue, by that queue's
+        entry. Then it is damaged, and this record gets its place."""
+        if (
+            self.scanner.in_light_queue
+            or rules.header_is_proven(record.magic)
+            or not self._repeats(record, expected)
+            or not self._witnesses_left
+        ):
+            return False
+        self._witnesses_left -= 1
+        wrong = proven_wrong(self._reader, self._about.queues, record.key, record.queue_offset)
+        if wrong is None or not self.result.start <= wrong.begin < record.position:
+            return False
+        if any(each.begin <= wrong.begin < each.end for each in self.result.damage):
+            return False
+        topic, queue_id = record.key
+        reason = (
+            f"it claims queue offset {record.queue_offset} of {topic}/{queue_id}, and is in another queue"
+        )
+        self.result.damage.append(DamagedRange(wrong.begin, wrong.end, reason))
+        return True
 
     def _is_above_watermark(self, record: StoppedRecord) -> bool:
         """Whether a record is above the watermark. RocketMQ's rule has no watermark: it takes every valid record."""

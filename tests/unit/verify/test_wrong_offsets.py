@@ -83,6 +83,22 @@ def test_two_records_that_claim_one_queue_offset_are_both_named(tmp_path, wrong)
     assert_all_of_it(path, puts, wrong)
 
 
+@pytest.mark.parametrize("wrong", [0, 10, COUNT - 2])
+@pytest.mark.parametrize("killed", [False, True])
+def test_entry_of_the_first_queue_tells_when_the_other_queues_file_is_gone(tmp_path, wrong, killed):
+    """Seen: the record whose queue id changed took the place of an intact message, because it came first."""
+    path = tmp_path / "s"
+    puts = written(path)
+    flip(path, puts[wrong], "queue_id", 0)
+    for file in (path / "consumequeue" / "T" / "1").iterdir():
+        file.unlink()
+    if killed:
+        (path / "abort").touch()
+    assert_all_of_it(path, puts, wrong)
+    found = {each.begin for each in damage(path) if each.kind in ("record", "hole")}
+    assert found == {puts[wrong].physical_offset}
+
+
 def test_a_record_that_claims_a_place_in_a_later_queue_is_named_alone(tmp_path):
     """Seen: verify named every record of the other queue, up to that place."""
     path = tmp_path / "s"
