@@ -20,7 +20,7 @@ def test_undamaged_records_are_served(seed, faults):
     sessions.run(seed, faults)
 
 
-@pytest.mark.parametrize(("seed", "faults"), [(11078, 2), (5189, 3), (5248, 3)])
+@pytest.mark.parametrize(("seed", "faults"), [(11078, 2), (5189, 3), (5248, 3), (30039, 3)])
 def test_a_wrong_offset_in_a_light_queue_hides_no_other_record(seed, faults):
     """Seen: recovery believed it, and the queue's intact records behind it had no place."""
     sessions.run(seed, faults)

@@ -63,6 +63,13 @@ def repeated(expected: int, found: int, followers: Sequence[int], *, votes: int 
     return len(some) == votes and expected <= some[0] and some[-1] <= found and some == sorted(set(some))
 
 
+def filled(expected: int, found: int, followers: Sequence[int]) -> bool:
+    """Whether the queue's next records have all offsets from `expected` up to `found`: then no record is lost, and each
+    of the offsets gets an entry without this record."""
+    count = found - expected + 1
+    return count <= len(followers) and list(followers[:count]) == list(range(expected, found + 1))
+
+
 class Judgement(NamedTuple):
     """Why a queue offset is wrong; empty: it is believed. `certain`: the record is damaged. Otherwise another one may
     be, and this one gets no entry in the queue."""
@@ -113,7 +120,7 @@ class JumpCheck:
             return Judgement(problem, certain=not explained)
         # Compaction copies records of a light queue behind those that were removed.
         votes = 1 if not explained else FOLLOWERS if light else 2
-        if repeated(expected, found, followers, votes=votes):
+        if repeated(expected, found, followers, votes=votes) or filled(expected, found, followers):
             return Judgement(problem, certain=False)
         return BELIEVED
 

@@ -55,6 +55,13 @@ def test_the_rule_of_a_light_queue():
     assert jumps.continued(10, 11, [11, 12], votes=2, slack=0)
 
 
+def test_the_rule_of_offsets_that_the_next_records_fill():
+    assert jumps.filled(1, 2, [1, 2, 3, 4])
+    assert not jumps.filled(1, 2, [1, 3, 4])
+    assert not jumps.filled(1, 2, [1])
+    assert not jumps.filled(0, 1 << 62, [0, 1, 2, 3])
+
+
 def test_the_rule_of_an_offset_that_the_next_record_has_too():
     assert jumps.repeated(10, 11, [11, 12, 13, 14])
     assert jumps.repeated(10, 14, [11])
