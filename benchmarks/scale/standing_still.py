@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import cystore
@@ -97,7 +98,7 @@ def _scans(store: cystore.MessageStore) -> list[Work]:
     begins = [*places[-BATCH :: max(min(len(places), BATCH) // PIECES, 1)], store.wrote_position]
     return [
         lambda begin=begin, end=end: _consume(store.scan(begin, end))  # type: ignore[misc]
-        for begin, end in zip(begins, begins[1:], strict=False)
+        for begin, end in pairwise(begins)
     ]
 
 

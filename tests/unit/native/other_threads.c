@@ -1,4 +1,4 @@
-/* For test_other_threads.py: holds a thread up inside of a slow call or a page fault until another Python thread has run.
+/* For test_other_threads.py: holds a thread up in a slow call or a page fault until another Python thread has run.
 
    `arm(CALLS)` makes every msync, fsync, fdatasync, munmap of at least LONG_BYTES and madvise of this process ask first;
    `arm(WAKES)` each wake of sleepers; `guard` every page of a range at its next access. Whoever asks writes a byte to a
@@ -97,7 +97,8 @@ long syscall(long number, ...) {
     for (int i = 0; i < 6; i++) arguments[i] = va_arg(list, long);
     va_end(list);
     if (!real) real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
-    if (armed == WAKES && number == SYS_futex && (arguments[1] & FUTEX_CMD_MASK) == FUTEX_WAKE && arguments[2] == INT_MAX) {
+    if (armed == WAKES && number == SYS_futex && (arguments[1] & FUTEX_CMD_MASK) == FUTEX_WAKE &&
+        arguments[2] == INT_MAX) {
         wait_for_another();
         woken++;
     }
