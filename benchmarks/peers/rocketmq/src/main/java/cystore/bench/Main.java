@@ -8,8 +8,8 @@ import java.util.Arrays;
 
 /** Runs one case and prints one JSON object. */
 public final class Main {
-    private static final String USAGE = "usage: put|batch|get|filter|query|by-time|offsets|reput|deliver|recover --dir D [--count N] "
-        + "[--OPTION VALUE ...]\n";
+    private static final String USAGE = "usage: put|batch|get|filter|query|by-time|offsets|reput|deliver|recover|ship|replicated --dir D "
+        + "[--count N] [--OPTION VALUE ...]\n";
 
     private Main() {
     }
@@ -64,6 +64,10 @@ public final class Main {
                 return DeliverCase.run(root, count, options);
             case "reput":
                 return ReputCase.run(root, count, options);
+            case "ship":
+                return ReplicateCase.ship(root, count, options);
+            case "replicated":
+                return ReplicateCase.replicated(root, count, options);
             case "recover":
                 return RecoverCase.run(root, count, options);
             case RecoverCase.FILL_AND_HALT:

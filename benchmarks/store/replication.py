@@ -1,0 +1,209 @@
+"""`python -m benchmarks replication`: shipping to a slave on loopback, beside RocketMQ's HAService.
+
+cystore's slave is a process of its own; RocketMQ's master and slave share a JVM, and so need no second interpreter of
+anything. Both sides run in turns, and the median round counts. A put is one of one thread, with a key and a tag; a
+replicated put is one of 16 threads, and waits for the master's disk and for the slave (SYNC_MASTER, SYNC_FLUSH).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cystore
+from benchmarks.peers.rocketmq_peer import JVM_FLAGS, TIMEOUT_S
+from tests.support.interop import rocketmq
+
+BODY_BYTES, WRITERS, ROUNDS, TURNS = 1024, 16, 3, 3
+RECORD_BYTES = BODY_BYTES + 91 + 10 + 64
+LOOK_S = 0.00005
+SHIP_GOAL, REPLICATED_GOAL, SLOWER_GOAL = 2.0, 2.0, 0.10
+FOLLOW = """
+import sys, cystore
+with cystore.open(sys.argv[1], services="all", broker_role="slave", ha_master_address=sys.argv[2],
+                  mapped_file_size_commit_log_bytes=int(sys.argv[3])):
+    sys.stdin.read()
+"""
+
+Figures = dict[str, float]
+
+
+@contextmanager
+def _pair(
+    folder: Path, bytes_: int, **settings: Any
+) -> Iterator[tuple[cystore.MessageStore, Callable[[], Any]]]:
+    """A master, and a function that starts its slave."""
+    size = max(64 << 20, -(-bytes_ // (1 << 20)) << 20)
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        port = asked.getsockname()[1]
+    slaves: list[subprocess.Popen[bytes]] = []
+
+    def follow() -> None:
+        command = [sys.executable, "-c", FOLLOW, str(folder / "slave"), f"127.0.0.1:{port}", str(size)]
+        slaves.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+
+    try:
+        with cystore.open(
+            folder / "master",
+            services="all",
+            ha_listen_port=port,
+            mapped_file_size_commit_log_bytes=size,
+            allocate_ahead_bytes=size,
+            populate_ahead_bytes=size,
+            **settings,
+        ) as master:
+            yield master, follow
+    finally:
+        for slave in slaves:
+            slave.communicate(timeout=60)
+
+
+def _reach(master: cystore.MessageStore, position: int) -> int:
+    """The end of the slave's log by its last report, when it is at least `position`."""
+    control = master._attached().control
+    while control.replicated < position:
+        time.sleep(LOOK_S)
+    return int(control.replicated)
+
+
+def _puts(store: cystore.MessageStore, count: int, body: bytes) -> float:
+    put, keys = store.put, [(f"key-{number}",) for number in range(1024)]
+    begun = time.perf_counter()
+    for number in range(count):
+        put("BenchTopic", body, keys=keys[number % 1024], tags="TagA")
+    return time.perf_counter() - begun
+
+
+def ship(folder: Path, count: int) -> Figures:
+    """What RocketMQ's case of that name measures."""
+    body = b"0123456789abcdef" * (BODY_BYTES // 16)
+    with _pair(folder, (2 * ROUNDS + 1) * count * RECORD_BYTES) as (master, follow):
+        _puts(master, count, body)
+        alone = [_puts(master, count, body) for _ in range(ROUNDS)]
+        follow()
+        begin, begun = _reach(master, 1), time.perf_counter()
+        bytes_ = _reach(master, master.stats()["wrote"]) - begin
+        backlog_s = time.perf_counter() - begun
+        beside, shipped = [], []
+        for _ in range(ROUNDS):
+            begun = time.perf_counter()
+            beside.append(_puts(master, count, body))
+            _reach(master, master.stats()["wrote"])
+            shipped.append(time.perf_counter() - begun)
+    return {
+        "backlog_bytes_per_s": bytes_ / backlog_s,
+        "alone_ops_per_s": count / median(alone),
+        "beside_ops_per_s": count / median(beside),
+        "ops_per_s": count / median(shipped),
+    }
+
+
+def replicated(folder: Path, count: int) -> Figures:
+    """The same of replicated puts."""
+    body = b"0123456789abcdef" * (BODY_BYTES // 16)
+    settings = {"broker_role": "sync_master", "flush_disk_type": "sync", "slave_timeout_ms": 60_000}
+    with _pair(folder, (ROUNDS + 1) * count * RECORD_BYTES, **settings) as (master, follow):
+        follow()
+        while not master._attached().control.replicas:
+            time.sleep(LOOK_S)
+        _in_threads(master, count, body)
+        rounds = [_in_threads(master, count, body) for _ in range(ROUNDS)]
+    return {"ops_per_s": count / median(rounds)}
+
+
+def _in_threads(store: cystore.MessageStore, count: int, body: bytes) -> float:
+    failed: list[cystore.StoreError] = []
+
+    def work() -> None:
+        try:
+            _puts(store, count // WRITERS, body)
+        except cystore.StoreError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(WRITERS)]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took_s = time.perf_counter() - begun
+    if failed:
+        raise failed[0]
+    return took_s
+
+
+def of_rocketmq(case: str, folder: Path, count: int) -> Figures:
+    """The figures of the Java program."""
+    jars = rocketmq.build()
+    command = [str(jars.java), *JVM_FLAGS, "-jar", str(jars.bench), case, "--dir", str(folder / "rocketmq")]
+    command += ["--count", str(count), "--body-bytes", str(BODY_BYTES)]
+    if case == "replicated":
+        command += ["--writers", str(WRITERS)]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+    answer: Figures = json.loads(done.stdout)
+    return answer
+
+
+def measured(case: str, count: int, turns: int) -> tuple[Figures, Figures]:
+    """The medians of both sides over some turns; the first side of a turn changes."""
+    ours: list[Figures] = []
+    theirs: list[Figures] = []
+    mine = ship if case == "ship" else replicated
+    for turn in range(turns):
+        for side in ("ours", "theirs") if turn % 2 == 0 else ("theirs", "ours"):
+            with tempfile.TemporaryDirectory() as folder:
+                if side == "ours":
+                    ours.append(mine(Path(folder), count))
+                else:
+                    theirs.append(of_rocketmq(case, Path(folder), count))
+    names = ours[0]
+    return (
+        {name: median(one[name] for one in ours) for name in names},
+        {name: median(one[name] for one in theirs) for name in names},
+    )
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks replication", description=__doc__)
+    parser.add_argument("--count", type=int, default=50_000, help="puts of a round (%(default)s)")
+    parser.add_argument(
+        "--replicated", type=int, default=8_000, help="replicated puts of a round (%(default)s)"
+    )
+    parser.add_argument("--turns", type=int, default=TURNS, help="runs of each side (%(default)s)")
+    options = parser.parse_args(arguments)
+    print(f"{'':<44} {'cystore':>12} {'RocketMQ':>12} {'ratio':>7}  goal")
+    ours, theirs = measured("ship", options.count, options.turns)
+    reached = _line("backlog to a new slave, MB/s", ours, theirs, "backlog_bytes_per_s", SHIP_GOAL, 1e6)
+    reached &= _line("puts until the slave has them, /s", ours, theirs, "ops_per_s", SHIP_GOAL)
+    _line("puts without a slave, /s", ours, theirs, "alone_ops_per_s")
+    _line("puts beside a slave, /s", ours, theirs, "beside_ops_per_s")
+    slower = [one["alone_ops_per_s"] / one["beside_ops_per_s"] - 1 for one in (ours, theirs)]
+    print(f"{'a put is slower beside a slave by':<44} {slower[0]:>12.0%} {slower[1]:>12.0%}", end="")
+    print(f"{'':>8}  <= {SLOWER_GOAL:.0%}")
+    ours, theirs = measured("replicated", options.replicated, options.turns)
+    reached &= _line(f"replicated puts of {WRITERS} threads, /s", ours, theirs, "ops_per_s", REPLICATED_GOAL)
+    return 0 if reached and slower[0] <= SLOWER_GOAL else 1
+
+
+def _line(what: str, ours: Figures, theirs: Figures, name: str, goal: float = 0.0, unit: float = 1.0) -> bool:
+    ratio = ours[name] / theirs[name]
+    wanted = f">= {goal:g}" if goal else ""
+    print(
+        f"{what:<44} {ours[name] / unit:>12,.0f} {theirs[name] / unit:>12,.0f} {ratio:>7.2f}  {wanted}",
+        flush=True,
+    )
+    return ratio >= goal
