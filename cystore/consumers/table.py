@@ -176,9 +176,9 @@ class OffsetTable:
 
     def _header(self) -> _Header | None:
         """The header; None if it was never finished, is damaged, or is of another version."""
-        data = self._read(0, HEADER_BYTES)
-        if len(data) < HEADER_BYTES:
+        if file_ranges.length_of(self._fd, self.path) < HEADER_BYTES:
             return None
+        data = self._read(0, HEADER_BYTES)
         magic, version, row_bytes, generation, boot_id, saved, saving, rows = _HEADER.unpack_from(data)
         length = file_ranges.length_of(self._fd, self.path)
         if (
@@ -257,8 +257,17 @@ class OffsetTable:
         return self._opened.fd
 
     def _read(self, at: int, count: int) -> bytes:
+        """Raises StoreFormatError if the file ends earlier: then somebody has truncated it."""
         with files.translated(self.path):
-            return files.pread_full(self._fd, at, count, self.path)
+            data = files.pread_full(self._fd, at, count, self.path)
+        if len(data) < count:
+            raise StoreFormatError(
+                "the table of consumer groups was truncated while processes use it: close all processes of the "
+                "store; the next one makes the table anew",
+                path=self.path,
+                offset=at + len(data),
+            )
+        return data
 
     def _write(self, at: int, data: bytes) -> None:
         with files.translated(self.path):

@@ -5,6 +5,7 @@ master is killed; frames that no master sends."""
 from __future__ import annotations
 
 import json
+import os
 import socket
 from typing import Any
 
@@ -237,6 +238,7 @@ WRONG = {
     "a flat table": wrong(groups={"T@g": 7}),
     "no settings": wrong(settings=3),
     "no begin": wrong(begin="0"),
+    "a begin that deletes what has expired": wrong(begin=-1),
     "a folder elsewhere": wrong(removed=[["../../x", 0, 5, 5]]),
     "a removal of nothing": wrong(removed=[["T", 0, 0, 5]]),
     "a queue id that is none": wrong(removed=[["T", 1 << 40, 5, 5]]),
@@ -274,6 +276,54 @@ def test_a_group_is_set_back_with_a_log_that_is_truncated(tmp_path, port):
             fill_queue(master, 5)
             wait_log(slave, wrote(master))
             assert len(slave.groups.pull("g", "T", 0).messages) == 5
+
+
+def test_a_deletion_goes_with_the_records_that_it_deleted(tmp_path, port):
+    """Seen: the records that took their places were deleted as well, and then those of every slave."""
+    with cystore.open(tmp_path / "master", **masters(port, compacted_topics="T")) as master:
+        fill_queue(master, 5)
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wait_log(slave, wrote(master))
+        with cystore.open(tmp_path / "slave", **SETTINGS, broker_role="async_master") as other:
+            fill_queue(other, 5)
+            fill(other, 50)
+            other._attached().manifest.give_up("T", 0, 7, 9)
+            other.delete_topic("T")
+        cutting = slaves(port, ha_truncate_diverged=True)
+        with cystore.open(tmp_path / "slave", **cutting) as slave:
+            until(slave.asked_to_leave)
+        with cystore.open(tmp_path / "slave", **cutting) as slave:
+            assert slave.next_queue_offset("T", 0) == 5 and "T" not in slave.topics()
+            for number in range(5, 10):
+                master.put("T", b"%d" % number, keys=("k",))
+            wait_log(slave, wrote(master))
+            assert bytes(slave.latest("T", "k").body) == b"9"
+    new = [b"%d" % number for number in range(5, 10)]
+    with cystore.open(tmp_path / "slave", **masters(port)) as promoted:
+        assert [bytes(message.body) for message in promoted.get("T", 0, 5).messages] == new
+        with cystore.open(tmp_path / "master", **slaves(port)) as follower:
+            promoted.groups.commit("g", "T", 0, 1)
+            until(lambda: offset(follower) == 1)  # the same frame has the removed queues
+            assert [bytes(message.body) for message in follower.get("T", 0, 5).messages] == new
+
+
+@pytest.mark.parametrize("side", ["master", "slave"])
+def test_a_truncated_table_of_groups_keeps_the_log_from_no_slave(tmp_path, port, side, caplog):
+    with (
+        cystore.open(tmp_path / "master", **masters(port)) as master,
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+    ):
+        fill_queue(master, 3)
+        master.groups.commit("g", "T", 0, 1)
+        until(lambda: offset(slave) == 1)
+        os.truncate(tmp_path / side / "config" / "consumers.table", 0)
+        if side == "slave":
+            master.groups.commit("g", "T", 0, 2)
+        told = {"master": "its slaves do not get its facts now", "slave": "cannot take over facts"}[side]
+        until(lambda: told in caplog.text or "cystore-ha failed" in caplog.text)
+        fill_queue(master, 3)
+        wait_log(slave, wrote(master))
+        assert "cystore-ha failed" not in caplog.text
 
 
 def test_a_damaged_table_of_groups_keeps_the_log_from_no_slave(tmp_path, port, caplog):

@@ -27,8 +27,11 @@ from cystore.derived.files.offsets import (
 from cystore.engine.files.checkpoint import Checkpoint
 from cystore.engine.files.quarantine import copy_name, pieces_of, put_aside
 from cystore.engine.files.segments import Mode
+from cystore.engine.manifest.compaction_facts import compaction_of, with_compaction
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
+from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.manifest import Facts, Manifest, look
+from cystore.engine.manifest.removed_queues import Removed
 from cystore.errors import StoreFormatError
 from cystore.ha.epochs.confirmed_file import limit_confirmed
 from cystore.layout import takes_queue_offset
@@ -41,6 +44,7 @@ from cystore.system.ranges import file_ranges
 log = logging.getLogger("cystore")
 
 SECTION = "cut"  # in the manifest
+Queue = tuple[str, int]  # topic, queue id
 CONSUMERS_TABLE = "consumers.table"  # the offsets of groups that the processes share (cystore.consumers)
 
 
@@ -72,7 +76,9 @@ def truncate_if_ordered(root: Path, file_bytes: int) -> None:
             failpoint("cut.kept")
             manifest.set_section(SECTION, {"from": position, "to": end, "kept": kept})
         limit_confirmed(root, position)
-        _truncate(root, reader, position)
+        lost = _lost(reader, position)
+        manifest.update(lambda known: _facts_below(known, position, lost))
+        _truncate(root, reader, position, lost)
     finally:
         reader.close()
 
@@ -92,10 +98,45 @@ def truncate_if_ordered(root: Path, file_bytes: int) -> None:
     )
 
 
-def _truncate(root: Path, reader: LogReader, position: int) -> None:
+def _lost(reader: LogReader, position: int) -> dict[Queue, int]:
+    """The queues that lose records, each with the queue offset of the first lost one."""
+    found: dict[Queue, int] = {}
+    for record in reader.records(position):
+        if takes_queue_offset(record["sys_flag"]):
+            for queue, queue_offset in queue_places(record):
+                found[queue] = min(found.get(queue, queue_offset), queue_offset)
+    return found
+
+
+def _facts_below(facts: Facts, position: int, lost: dict[Queue, int]) -> Facts:
+    """The facts without what they say of lost records. Other records take their queue offsets and their places: these
+    are neither removed nor given up."""
+    removed = (
+        row._replace(
+            end=min(row.end, lost.get((row.topic, row.queue_id), row.end)),
+            physical_end=min(row.physical_end, position),
+        )
+        for row in facts.removed
+    )
+    given_up = (
+        each._replace(end=min(each.end, lost.get((each.topic, each.queue_id), each.end)))
+        for each in facts.given_up
+    )
+    compaction = compaction_of(facts)
+    deleted = {topic: min(end, position) for topic, end in compaction.deleted.items()}
+    if deleted != compaction.deleted:
+        facts = with_compaction(facts, replace(compaction, deleted=deleted))
+    return replace(
+        facts,
+        removed=Removed(row for row in removed if row.end),
+        given_up=GivenUp(each for each in given_up if each.begin < each.end),
+    )
+
+
+def _truncate(root: Path, reader: LogReader, position: int, lost: dict[Queue, int]) -> None:
     base = reader.base_of(position)
     mark_undispatched(root)
-    _count_back(root, reader, position)
+    _count_back(root, position, lost)
     _say_durable(root, reader, position)
     failpoint("cut.counted_back")
     drop_derived(root)
@@ -116,15 +157,12 @@ def _has_content(reader: LogReader, position: int) -> bool:
     )
 
 
-def _count_back(root: Path, reader: LogReader, position: int) -> None:
+def _count_back(root: Path, position: int, lost: dict[Queue, int]) -> None:
     """Sets back the queue offsets: a queue that loses records continues with the offset of the first lost record."""
     saved = read_queue_offsets(root)
-    following, lost = dict(saved.next), set()
-    for record in reader.records(position):
-        if takes_queue_offset(record["sys_flag"]):
-            for queue, queue_offset in queue_places(record):
-                following[queue] = min(following.get(queue, queue_offset), queue_offset)
-                lost.add(queue)
+    following = dict(saved.next)
+    for queue, first in lost.items():
+        following[queue] = min(following.get(queue, first), first)
     _count_groups_back(root, {queue: following[queue] for queue in lost})
     minimum = {queue: min(first, following.get(queue, first)) for queue, first in saved.minimum.items()}
     write_queue_offsets(root, QueueOffsets(following, minimum, min(saved.physical_offset, position)))

@@ -68,7 +68,7 @@ class Shipment:
             if not all(isinstance(queues, dict) for queues in groups.values()):
                 raise ValueError("a group has no queues")
             settings, begin = content["settings"], content["begin"]
-            if not isinstance(settings, dict) or type(begin) is not int:
+            if not isinstance(settings, dict) or type(begin) is not int or begin < 0:
                 raise ValueError("there are no settings, or no begin of the log")
             known = {
                 name: settings[name] for name in FOLLOWED if type(settings.get(name)) in (int, bool, str)
