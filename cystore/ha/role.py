@@ -114,11 +114,25 @@ def enter_role(manifest: Manifest, config: StoreConfig) -> None:
     if was_slave and config.gives("broker_role") and not role.is_slave and not role.is_elected:
         keep_place(manifest, manifest.path.parent)
     if role != known:
+        if role.is_slave and not known.is_slave and not known.is_elected:
+            _forget_confirmed(manifest.path.parent)
         manifest.set_section(SECTION, role.as_json())
         now = f"a slave of {role.master}" if role.is_slave else role.broker_role
         if role.is_elected:
             now = f"{role.member} of group {role.group}, whose master is elected"
         log.info("%s: now %s", manifest.path.parent, now)
+
+
+def _forget_confirmed(root: Path) -> None:
+    """Forgets the confirmed position of an earlier time as a slave or a member: the store was a master since then, and
+    its readers saw its whole log."""
+    from cystore.ha.epochs.confirmed_file import limit_confirmed
+    from cystore.ha.status import read_status, write_status  # nearly no open needs it
+
+    limit_confirmed(root, 0)
+    status = read_status(root)
+    if status.confirmed:
+        write_status(root, status.with_facts(confirmed=0))
 
 
 def _elected(known: Role, config: StoreConfig) -> Role:

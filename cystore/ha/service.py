@@ -64,7 +64,8 @@ class Replication:
         self._told_s = 0.0
         root = commit_log.files.root
         confirmed = max(read_status(root).confirmed, read_confirmed(root))
-        if role_of(manifest.snapshot()).is_slave and confirmed > 0:  # its master was elected
+        # Its master was elected. While another process follows, it is the one that knows.
+        if role_of(manifest.snapshot()).is_slave and confirmed > 0 and self._lock.take():
             control.raise_confirmed(min(confirmed, control.wrote))
             control.confirming = 1
 
@@ -96,6 +97,10 @@ class Replication:
         if role != self._role:
             self._end_work()
             self._role = role
+            if not role.is_slave and not role.is_elected:
+                self._control.confirming = 0  # this process may have connected once more as a slave
+            if self._idle(role):
+                self._lock.give()  # another process works for the new role
         if self._idle(role) or not self._lock.take():
             return Progress(0)
         cut = ordered_truncation(self._manifest.snapshot()) if role.is_slave else None

@@ -100,10 +100,11 @@ class ElectedReplication:
 
     def _bound_readers(self) -> None:
         """After a restart of all processes: readers see what was confirmed before. All of that is in every log that may
-        become the group's. If the status is lost, they see nothing until the group has a master."""
+        become the group's. If the status is lost, they see nothing until the group has a master. While another process
+        replicates, it is the one that knows."""
         facts = self._manifest.snapshot()
-        if role_of(facts).is_elected and history_of(facts).begins:
-            known = max(read_status(self._root).confirmed, read_confirmed(self._root))
+        known = max(read_status(self._root).confirmed, read_confirmed(self._root))
+        if role_of(facts).is_elected and history_of(facts).begins and self._lock.take():
             self._control.raise_confirmed(min(known, self._control.wrote))
             self._control.confirming = 1
 
@@ -116,7 +117,9 @@ class ElectedReplication:
             self._leave()
             self._role = role
             if not role.is_elected:
-                self._control.confirming = 0
+                self._lock.give()  # another process works for the new role
+                if not role.is_slave:  # the master says what is confirmed in a slave
+                    self._control.confirming = 0
         if not role.is_elected or not self._lock.take():
             return Progress(0)
         keeper = self._keeper or self._enter(role)
@@ -127,6 +130,7 @@ class ElectedReplication:
         return Progress(done, more=not self._stopping())
 
     def _enter(self, role: Role) -> Keeper:
+        self._bound_readers()
         self._look_at_place()
         lease_ms = self._config.ha_lease_ms
         timeout_s = lease_ms / 1000 / TIMEOUTS_OF_LEASE

@@ -11,11 +11,12 @@ import pytest
 
 import cystore
 from cystore.derived.reading.reader import Reader
+from cystore.ha.epochs.confirmed_file import ConfirmedFile
 from cystore.ha.epochs.history import History, keep_history
 from cystore.ha.role import end_slave
-from cystore.ha.status import ReplicationStatus, write_status
+from cystore.ha.status import ReplicationStatus, read_status, write_status
 from tests.support.ha.etcd import EtcdServer, needs_etcd
-from tests.support.ha.ha_pair import free_port, members, slaves, until
+from tests.support.ha.ha_pair import free_port, masters, members, slaves, until
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
 
@@ -278,19 +279,59 @@ def test_a_store_that_leaves_its_group_shows_everything_to_processes_that_have_i
         assert len(list(store.scan())) == 2 and store.wait("T", 0, 1, 0)
 
 
+NOWHERE = "http://127.0.0.1:1"
+GROUP = {"broker_role": "elected", "ha_group": "g", "ha_member": "m", "ha_etcd_endpoints": NOWHERE}
+
+
+def test_a_store_that_was_a_master_shows_its_records_as_a_slave(tmp_path):
+    """Seen: its reads ended where those of an earlier elected master's slave had ended, while the master was away."""
+    with cystore.open(tmp_path / "s", **SETTINGS, broker_role="async_master") as master:
+        confirmed = master.put("T", b"one").size_bytes
+        master.put("T", b"two")
+    kept = ConfirmedFile(tmp_path / "s")
+    kept.write(confirmed)
+    kept.close()
+    write_status(tmp_path / "s", ReplicationStatus(confirmed=confirmed))
+    with cystore.open(tmp_path / "s", **slaves(1)) as slave:
+        assert len(slave.get("T", 0, 0).messages) == 2
+
+
+@pytest.mark.parametrize("role", [members(NOWHERE, "m"), slaves(1)], ids=["member", "slave"])
+def test_a_process_that_comes_later_bounds_no_reads(tmp_path, role):
+    """Seen: beside a process that follows a master of an earlier release, reads ended at an old position for ever."""
+    with cystore.open(tmp_path / "s", **SETTINGS, broker_role="async_master") as store:
+        confirmed = store.put("T", b"one").size_bytes
+        store.put("T", b"two")
+    with cystore.open(tmp_path / "s", **{**role, "services": "none"}) as store, Process() as follower:
+        keep_history(store._attached().manifest, History("log").begun(7, 0))
+        write_status(tmp_path / "s", ReplicationStatus(confirmed=confirmed))
+        take = "from cystore.ha.lock import ReplicationLock; lock = ReplicationLock(Path(path)); lock.take()"
+        assert follower.do(f"from pathlib import Path; {take}", path=str(tmp_path / "s"))
+        with cystore.open(tmp_path / "s", **{**role, "services": ("ha",)}) as later:
+            assert len(later.get("T", 0, 0).messages) == len(store.get("T", 0, 0).messages) == 2
+
+
+def test_a_process_leaves_the_work_of_a_new_role_to_others(tmp_path):
+    """Seen: a process that had served slaves kept the lock, so no other one could work for the group."""
+    state = lambda: read_status(tmp_path / "s").state  # noqa: E731
+    with cystore.open(tmp_path / "s", **masters(free_port())):
+        until(lambda: read_status(tmp_path / "s").listens)
+        with cystore.open(tmp_path / "s", **members(NOWHERE, "m")) as member:
+            until(lambda: state() == "etcd does not answer")
+            control = member._attached().control
+            control.confirming = 1
+            with cystore.open(tmp_path / "s", **{**slaves(1), "services": ("ha",)}):
+                until(lambda: read_status(tmp_path / "s").master == "127.0.0.1:1")
+                assert control.confirming == 1  # the master says what is confirmed in a slave
+
+
 def test_a_process_notices_that_its_store_becomes_a_member(tmp_path):
-    group = {
-        "broker_role": "elected",
-        "ha_group": "g",
-        "ha_member": "m",
-        "ha_etcd_endpoints": "http://127.0.0.1:1",
-    }
     with (
         cystore.open(tmp_path / "s", **SETTINGS) as plain,
         cystore.open(tmp_path / "s", read_only=True) as reader,
     ):
         first = plain.put("T", b"one", keys=("k",))
-        with cystore.open(tmp_path / "s", services="none", **group) as member:
+        with cystore.open(tmp_path / "s", services="none", **GROUP) as member:
             control = member._attached().control
             control.raise_confirmed(first.physical_offset + first.size_bytes)
             control.confirming = 1
