@@ -115,12 +115,14 @@ class StoreUpkeep(ABC):
 
         Readers get OFFSET_TOO_SMALL. The topic continues to count: a later message gets the next queue offset. Records
         stay in the log until their segment expires, so `query`, `read` and `scan` find them until then. Delayed
-        messages are still delivered.
-        Raises StoreConfigError for the topic of delayed messages.
+        messages are still delivered. The log becomes durable first: after a power cut a deletion must not outlive its
+        records, because a member gets other records in their places from its master.
+        Raises StoreConfigError for the topic of delayed messages, FlushFailedError.
         """
         parts = self._writable()
         topic = any_text("topic", topic, StoreConfigError)
         parts.control.commit()
+        parts.flusher.flush_to(parts.control.log_end)
         return parts.remover.delete_topic(topic, parts.compactor.deletion(topic, parts.control.wrote))
 
     def remove_unused_queues(self) -> Removal:

@@ -22,7 +22,7 @@ from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.dispatch.remove import QueueRemover
 from cystore.derived.files.consume_queue import ConsumeQueues
-from cystore.engine.log.append_policy import AppendPolicy
+from cystore.engine.log.append_policy import FLUSH_SYNC, AppendPolicy
 from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.engine.manifest.removed_queues import RemovedQueue
 from cystore.engine.manifest.store_settings import LIGHT_QUEUES, configure
@@ -159,6 +159,7 @@ class FollowedFacts:
                 self._left.add(row)
         if not taken:
             return
+        self._policy.reach(self._control.wrote, FLUSH_SYNC)  # no deletion outlives its records in a power cut
         changes = [self._compactor.deletion(topic, end) for topic, end in deleted.items()]
 
         def with_deletions(facts: Facts) -> Facts:
