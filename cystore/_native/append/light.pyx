@@ -105,6 +105,8 @@ cdef int light_check_list(control_block* block, const append_item* items, Py_ssi
     cdef int64_t total = 0
     cdef Py_ssize_t i
     cdef set new
+    if block == NULL:  # other threads ran after the checks of the messages
+        raise StoreClosedError("the store was closed meanwhile")
     with nogil:
         for i in range(count):
             total += items[i].light_count

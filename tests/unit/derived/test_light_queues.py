@@ -4,12 +4,17 @@ light queues are compared with what was put."""
 
 from __future__ import annotations
 
+import operator
 import shutil
+import sys
+import threading
+from functools import partial
 
 import pytest
 
 import cystore
 from cystore.cli.program import main
+from tests.support.child import in_child
 from tests.support.small_stores import open_small
 
 LIGHT = {"enable_lmq": True, "enable_multi_dispatch": True}
@@ -246,3 +251,30 @@ def test_without_the_settings_the_property_is_any_other(tmp_path):
     with open_small(path) as store:
         store.put("T", b"", properties=named(A))
         assert list(store.topics()) == [A, "T"]
+
+
+def test_a_store_that_closes_behind_the_checks_of_a_batch(tmp_path):
+    """The process crashed when another thread closed the store between two checks of the messages."""
+
+    def put_while_it_closes(number: int) -> None:
+        store = open_small(tmp_path / f"s{number}", **LIGHT)
+        batch = [cystore.Message(topic="T", body=b"", properties=named(A))] * 250
+        begun, closing = threading.Lock(), store._attached().appender.detach
+        begun.acquire()
+        # No Python code runs between the steps of a `map`, so the store closes when the put gives the interpreter away.
+        steps = begun.acquire, closing
+        closer = threading.Thread(target=lambda: list(map(operator.call, steps)))
+        closer.start()
+        try:
+            list(map(operator.call, (begun.release, partial(store.put_many, batch))))
+        except cystore.StoreClosedError:
+            pass
+        closer.join()
+        store.close()
+
+    def put_often() -> None:
+        sys.setswitchinterval(1e-9)  # of the child: a thread gets the interpreter as soon as it is given away
+        for number in range(10):
+            put_while_it_closes(number)
+
+    assert in_child(put_often) == 0
