@@ -122,6 +122,8 @@ cdef class Message:
     def __init__(self, *, topic, body, queue_id=0, keys=(), tags=None, properties=None, flag=0, sys_flag=0,
                  born_timestamp_ms=None, born_host=None, store_host=None, reconsume_times=0,
                  prepared_transaction_offset=0, unique_key=None, delay_level=0, expires_at_ms=None):
+        if self._topic is not None or self.source is not None:  # a put may be reading from its objects
+            raise MessageIllegalError("a message is made once: make another one")
         self._topic = exact_text("topic", topic, MessageIllegalError)
         self._body = body
         self._keys = keys

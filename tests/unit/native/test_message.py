@@ -17,6 +17,7 @@ from cystore._native.record.message import (
 )
 from cystore.errors import CorruptRecordError, MessageIllegalError
 from tests.oracle.record import CYSTORE_MAGIC, Record, encode
+from tests.support.small_stores import open_small
 
 INT32 = (-0x80000000, 0x7FFFFFFF)
 INT64 = (-(1 << 63), (1 << 63) - 1)
@@ -60,6 +61,25 @@ def test_message_of_ones_own_has_no_place_yet():
     assert message.born_host is None
     assert message.born_timestamp_ms is None
     assert "to 'T'/0" in repr(message)
+
+
+def test_a_message_is_made_once(tmp_path):
+    """A put kept pointers to the bytes of a body, and another `__init__` of the message let them go: the record had
+    whatever was there then."""
+    first = cystore.Message(topic="T", body=bytes(range(200)) * 10)
+
+    class Changing:
+        def items(self):
+            with pytest.raises(MessageIllegalError, match="once"):
+                first.__init__(topic="T", body=b"other")
+            return ()
+
+    with open_small(tmp_path / "s") as store:
+        store.put_many([first, cystore.Message(topic="T", body=b"", properties=Changing())])
+        stored = store.get("T", 0, 0).messages[0]
+        assert bytes(stored.body) == first.body == bytes(range(200)) * 10
+        with pytest.raises(MessageIllegalError, match="once"):
+            stored.__init__(topic="U", body=b"")
 
 
 @pytest.mark.parametrize(
