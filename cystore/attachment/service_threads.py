@@ -4,6 +4,7 @@ a program holds."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cystore.attachment.attach import Attachment
@@ -14,6 +15,9 @@ from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads
 
 WAIT_SLICE_S = 0.25
+DISPATCH_WAIT_MS = (
+    100  # for another dispatcher: it may be stopped, and a stopped service thread ends within this
+)
 ALLOCATE_INTERVAL_S = 0.02
 ALLOCATE_SLOW_S = 0.1  # while little is appended: each turn takes the interpreter from working threads
 CLEAN_INTERVAL_S = 10.0  # RocketMQ's cleanResourceInterval
@@ -66,7 +70,8 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
             _start_replication(parts, config, threads)
         case _:
             stopping = os_threads.Flag()
-            run_once = parts.turn(parts.dispatcher.run_once)
+            # It waits for the lock in its sleep. As there is more to do, it would ask for the lock again at once.
+            run_once = parts.turn(partial(parts.dispatcher.run_once, timeout_ms=DISPATCH_WAIT_MS))
             wait = AppendWait(control, parts.sleepers, parts.look_while_quiet, stopping)
             ServiceThread(name, run_once, WAIT_SLICE_S, wait, flag=lambda: stopping, among=threads)
 

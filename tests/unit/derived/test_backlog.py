@@ -3,15 +3,19 @@ acknowledged. Method: a writer that never reads, beside real processes that only
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cystore
 from cystore import clock
+from cystore.attachment.service_threads import DISPATCH_WAIT_MS
 from cystore.derived.dispatch import backlog
 from cystore.derived.dispatch.backlog import BOUND_BYTES, BacklogKeeper
+from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.engine.files.progress import Progress
 from cystore.results import GetStatus
 from tests.support.process import Process
@@ -113,6 +117,26 @@ def test_the_service_waits_for_a_writer_of_its_process_and_continues_at_once(tmp
         assert keeper.run_once().more
         assert keeper.run_once().more
         assert dispatcher.waits == [0, backlog.HELP_WAIT_MS, backlog.TURN_WAIT_MS, 0]
+
+
+def test_the_thread_that_dispatches_sleeps_while_another_one_has_the_lock(tmp_path, monkeypatch):
+    """Seen: beside a stopped process that was dispatching, the thread asked for the lock all the time, and took a whole
+    processor."""
+    waits: list[int] = []
+    asked, run_once = threading.Event(), Dispatcher.run_once
+
+    def watched(self: Dispatcher, *arguments: Any, timeout_ms: int = 0) -> Progress:
+        waits.append(timeout_ms)
+        if self._control.dispatched < self._control.wrote:
+            asked.set()
+        return run_once(self, *arguments, timeout_ms=timeout_ms)
+
+    monkeypatch.setattr(Dispatcher, "run_once", watched)
+    with cystore.open(tmp_path, services="reput") as store:
+        with store._attached().control.held("dispatch"):
+            store.put("T", b"")
+            assert asked.wait(30)
+        assert set(waits) == {DISPATCH_WAIT_MS}
 
 
 @pytest.mark.parametrize("count", [1, 7, 32])
