@@ -67,18 +67,18 @@ def take_part(worker: Any) -> None:
         return
     if not stores.is_put_off(backend.location):
         stores.put_off(backend.location, app)  # the app made its backend before it had a worker
-    steps = app.steps["consumer"]
+    ours: list[type[_Late]] = []
     if backend.location.path:
         tell_in_one_line()
-        steps.add(StoreStep)
-        steps.add(ReadStep)
+        ours.append(ReadStep)
         if _does_duties(app):
-            steps.add(DutyStep)
+            ours.append(DutyStep)
             for name in ("celery.worker.strategy", "celery.app.trace"):
                 logging.getLogger(name).addFilter(_no_ticks)
     if _serves_replicas(app):
-        steps.add(ReplicaStep)
-    opening = _openings[app] = Opening(backend, [step.module for step in steps if issubclass(step, _Late)])
+        ours.append(ReplicaStep)
+    opening = _openings[app] = Opening(backend, [step.module for step in ours])
+    app.steps["consumer"].update(ours, [StoreStep] if backend.location.path else [])
     if stores.is_put_off(backend.location):
         app.steps["worker"].add(OpeningStep)
         if GoStep not in Mingle.requires:

@@ -49,6 +49,25 @@ def test_the_opening_begins_behind_the_last_fork_of_the_boot(url, there):
         assert max(order.index("Pool"), order.index("Beat")) < order.index("OpeningStep"), order
 
 
+def steps_beside_one_given_by_its_name(url: str) -> list[str]:
+    from celery import Celery
+
+    import cystore.celery  # noqa: F401 - it listens for workers; the command `celery worker` imports it
+
+    app = Celery("steps", broker="redis://", backend=url)
+    app.steps["consumer"].add("celery.bootsteps:StartStopStep")
+    worker = app.Worker(hostname="w@here")
+    return [type(step).__name__ for step in (*worker.steps, *worker.consumer.steps)]
+
+
+def test_an_app_may_give_a_step_by_its_name(url):
+    """Seen: the worker ended with a KeyError."""
+    Celery("first", backend=url, set_as_current=False).backend.store.put("T", b"x")
+    close_shared()
+    order = fresh.run(steps_beside_one_given_by_its_name, url)
+    assert {"OpeningStep", "StoreStep", "ReadStep", "DutyStep", "StartStopStep"} <= set(order)
+
+
 def test_a_fork_waits_for_the_opening_and_a_stop_does_not(url):
     inside, go_on, order = threading.Event(), threading.Event(), []
 
