@@ -7,7 +7,8 @@ steps: a worker that cannot use its store ends before it takes one.
 
 The thread needs a worker that forks no process meanwhile. Such is a worker whose main thread has an event loop: it
 forks at the loop's turns, which begin after all steps. Any other worker opens its store before it forks its pool
-(gevent, eventlet, a broker without an event loop), and so does a worker whose store does not exist yet.
+(gevent, eventlet, a broker without an event loop), and so does a worker whose store does not exist yet. A worker that a
+program embeds (`celery.contrib.testing`) opens it there, too: the program learns of the error, and does not wait.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, bootsteps
+from celery.apps.worker import Worker as Program
 from celery.exceptions import ImproperlyConfigured
 from celery.platforms import EX_FAILURE
 from celery.worker import state
@@ -59,7 +61,7 @@ def take_part(worker: Any) -> None:
     """Called before the worker's steps are made. Adds ours. A worker that takes the ticks of installed duties listens
     to its store's queue. Raises ImproperlyConfigured if the worker cannot use its store."""
     app = worker.app
-    if worker.use_eventloop:
+    if worker.use_eventloop and isinstance(worker, Program):
         stores.open_later(app)
     backend = app.backend
     if not isinstance(backend, CystoreBackend):

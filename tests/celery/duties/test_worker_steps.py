@@ -68,6 +68,28 @@ def test_an_app_may_give_a_step_by_its_name(url):
     assert {"OpeningStep", "StoreStep", "ReadStep", "DutyStep", "StartStopStep"} <= set(order)
 
 
+def embedded_worker(url: str) -> tuple[list[str], bool]:
+    from celery import Celery
+    from celery.contrib.testing.worker import TestWorkController
+
+    import cystore.celery  # noqa: F401 - it listens for workers
+    from cystore.celery.stores import opened_at
+
+    app = Celery("steps", broker="redis://", backend=url)
+    worker = TestWorkController(app=app, pool="solo", hostname="w@here")
+    return [type(step).__name__ for step in worker.steps], opened_at(app.backend.location.path) is not None
+
+
+def test_a_worker_inside_a_program_opens_its_store_when_it_is_made(url):
+    """Such a program waits until its worker is ready, perhaps in another thread. Seen: for ever, because the thread
+    that opened the store failed."""
+    Celery("first", backend=url, set_as_current=False).backend.store.put("T", b"x")
+    close_shared()
+    order, is_open = fresh.run(embedded_worker, url)
+    assert is_open
+    assert "OpeningStep" not in order
+
+
 def test_a_fork_waits_for_the_opening_and_a_stop_does_not(url):
     inside, go_on, order = threading.Event(), threading.Event(), []
 
