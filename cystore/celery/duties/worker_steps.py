@@ -135,7 +135,8 @@ def _no_ticks(record: logging.LogRecord) -> bool:
 @contextmanager
 def _little_delay() -> Iterator[None]:
     """Wraps the work of a thread that must not delay the main thread: that gets the interpreter sooner when it asks for
-    it."""
+    it. Two at once would not find the usual interval again, and a child of a fork would keep the short one: use it
+    within a turn."""
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(min(usual_s, SWITCH_S))
     try:
@@ -148,7 +149,8 @@ class Opening:
     """The opening of a worker's store, and the imports that only its main process needs."""
 
     def __init__(self, backend: CystoreBackend, modules: list[str]) -> None:
-        self._backend, self._modules = backend, modules
+        self._backend: CystoreBackend | None = backend
+        self._modules = modules
         self._go, self._wanted, self._done = threading.Event(), threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._told = False
@@ -157,15 +159,18 @@ class Opening:
     def run(self) -> None:
         """Imports and opens, in this thread. Forks of this process wait for that."""
         with TURN, without_collections():
+            backend, self._backend = self._backend, None  # it knows its app, whose end must end this object
+            if backend is None:  # two workers of one app
+                return
             try:
                 for name in self._modules:
                     importlib.import_module(name)
                 if READS in self._modules:
                     with suppress(ImproperlyConfigured, ImportError):  # the step itself reports them
-                        if reader_of(self._backend) is not None:
+                        if reader_of(backend) is not None:
                             importlib.import_module(ANSWERS)
-                if self._backend.location.path:
-                    store = self._backend.open_for_worker()
+                if backend.location.path:
+                    store = backend.open_for_worker()
                     with suppress(StoreError):
                         known_home_of(store)
             except BaseException as error:  # noqa: BLE001 - raised by `wait`
@@ -179,9 +184,9 @@ class Opening:
         def opens() -> None:
             self._go.wait(CONNECTS_S)
             self._wanted.wait(GREETS_S)
-            with _little_delay():
+            with TURN, _little_delay():
                 self.run()
-            if self._error is not None:
+            if self._error is not None and not self._wanted.is_set():  # else `wait` raises it
                 state.should_stop = EX_FAILURE
 
         self.has_thread = True

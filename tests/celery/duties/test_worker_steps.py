@@ -4,8 +4,12 @@ opened them."""
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,6 +123,70 @@ def test_a_fork_waits_for_the_opening_and_a_stop_does_not(url):
     finally:
         go_on.set()
         state.should_stop = None
+
+
+def opening_of(opens: Callable[[], object]) -> worker_steps.Opening:
+    return worker_steps.Opening(
+        SimpleNamespace(location=SimpleNamespace(path="/p"), open_for_worker=opens), []
+    )
+
+
+def join_openings() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "cystore-opening":
+            thread.join(PATIENCE_S)
+
+
+def test_the_short_switch_interval_lasts_no_longer_than_the_turn(monkeypatch):
+    """Otherwise a child of a fork keeps it, and so does a process in which two workers start at once."""
+    usual_s, seen, inside = sys.getswitchinterval(), [], []
+
+    class Turn:
+        def __enter__(self) -> None:
+            seen.append(sys.getswitchinterval())
+
+        def __exit__(self, *_: object) -> None:
+            seen.append(sys.getswitchinterval())
+
+    def opens() -> None:
+        inside.append(sys.getswitchinterval())
+        raise ImproperlyConfigured("not usable")
+
+    monkeypatch.setattr(worker_steps, "TURN", Turn())
+    opening = opening_of(opens)
+    opening.begin()
+    with pytest.raises(ImproperlyConfigured):
+        opening.wait()
+    join_openings()
+    state.should_stop = None
+    assert inside[0] < usual_s
+    assert seen[0] == seen[-1] == sys.getswitchinterval() == usual_s
+
+
+def test_an_error_that_ends_one_worker_ends_no_later_one():
+    def opens() -> None:
+        raise ImproperlyConfigured("not usable")
+
+    opening = opening_of(opens)
+    opening.begin()
+    try:
+        with pytest.raises(ImproperlyConfigured):
+            opening.wait()
+        join_openings()
+        assert state.should_stop is None
+    finally:
+        state.should_stop = None
+
+
+def test_an_app_whose_worker_is_over_can_be_collected(url):
+    app = Celery("over", broker="memory://", backend=url, set_as_current=False)
+    opening = worker_steps._openings[app] = worker_steps.Opening(app.backend, [])
+    opening.run()
+    opening.wait()
+    known = weakref.ref(app)
+    del app, opening
+    gc.collect()
+    assert known() is None
 
 
 @pytest.mark.parametrize("broker", ["there", "away"])
