@@ -62,20 +62,34 @@ class DutyHost:
         self._loop: ReputLoop | None = None
         self._keeper: Keeper | None = None
 
-    def start(self, parent: Any) -> None:
-        """Starts the threads at the first connection to the broker; they stay through all later ones."""
-        if self._threads:
+    def listen(self, parent: Any) -> None:
+        """Takes the worker's ticks from now on. They wait for the threads. Raises StoreError."""
+        if self._keeper is not None:
             return
-        store = duty_runs.store_of(parent.app)
-        hosts_reput = bool(parent.app.conf.get("cystore_host_reput"))
-        roles = ("worker", "reput") if hosts_reput else ("worker",)
+        roles = ("worker", "reput") if self._hosts_reput(parent) else ("worker",)
         events = DutyEvents(parent) if parent.app.conf.get(EVENTS_SETTING) else None
         keeper = self._keeper = Keeper(
-            parent.app, store, parent.hostname, roles, ticks=takes_ticks(), events=events
+            parent.app,
+            duty_runs.store_of(parent.app),
+            parent.hostname,
+            roles,
+            ticks=takes_ticks(),
+            events=events,
         )
-        log.info("%s", keeper.introduction())
         if takes_ticks():
             ticks.take(parent, keeper.ask)
+
+    @staticmethod
+    def _hosts_reput(parent: Any) -> bool:
+        return bool(parent.app.conf.get("cystore_host_reput"))
+
+    def start(self, parent: Any) -> None:
+        """Starts the threads after the first connection to the broker; they stay through all later ones. Call `listen`
+        first."""
+        keeper = self._keeper
+        if self._threads or keeper is None:
+            return
+        log.info("%s", keeper.introduction())
         "".encode("idna")  # loads a codec that connections need, in the thread that forks
         # The thread asks Redis and sends chord bodies over the worker's own connections, so it runs in the worker's
         # hub.
@@ -84,9 +98,9 @@ class DutyHost:
                 "duties", keeper.turn, LOOK_S, keeper.wait, thread=greenlets.Thread, flag=threading.Event
             )
         ]
-        if hosts_reput:
+        if self._hosts_reput(parent):
             if detect_environment() == "default":
-                self._loop = ReputLoop(parent.app, store)
+                self._loop = ReputLoop(parent.app, duty_runs.store_of(parent.app))
                 self._threads.append(
                     ServiceThread("reput", self._loop.run_once, REPUT_WAIT_S, self._loop.wait)
                 )

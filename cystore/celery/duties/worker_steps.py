@@ -282,9 +282,12 @@ class _Late(bootsteps.StartStopStep):
     def _start_content(self, parent: Any) -> None:
         if self._is_over:  # the event loop makes its waiting calls at its end, too
             return
+        self._made().start(parent)
+
+    def _made(self) -> Any:
         if self._content is None:
             self._content = symbol_by_name(f"{self.module}:{self.content}")()
-        self._content.start(parent)
+        return self._content
 
     def stop(self, parent: Any) -> None:
         """A connection to the broker ended. The content goes on."""
@@ -303,11 +306,15 @@ class DutyStep(_Late):
     label = "cystore duties"
     module, content = DUTIES, "DutyHost"
 
-    def _start_content(self, parent: Any) -> None:
+    def start(self, parent: Any) -> None:
+        """Takes ticks at once: some brokers send messages before the first turn of the event loop."""
+        _openings[parent.app].wait()
         try:
-            super()._start_content(parent)
+            self._made().listen(parent)
         except StoreError as error:  # the id of the store's directory is damaged
             log.error("this worker cannot do duties: %s", error)
+        else:
+            super().start(parent)
 
 
 class ReadStep(_Late):

@@ -21,7 +21,7 @@ from celery.worker import state
 import cystore
 from cystore.celery import stores
 from cystore.celery.base.store_watch import EXIT_CODE
-from cystore.celery.duties import worker_steps
+from cystore.celery.duties import main_process, ticks, worker_steps
 from cystore.celery.stores import close_shared
 from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready, send, waiting
@@ -187,6 +187,33 @@ def test_an_app_whose_worker_is_over_can_be_collected(url):
     del app, opening
     gc.collect()
     assert known() is None
+
+
+class Parent:
+    """A consumer whose event loop has not begun."""
+
+    hostname, hub = "w@here", None
+
+    def __init__(self, app: Celery) -> None:
+        self.app, self.soon = app, []
+
+    def call_soon(self, call: Callable[..., None], *args: object) -> None:
+        self.soon.append((call, args))
+
+
+def test_a_tick_that_comes_before_the_first_turn_is_taken(url, monkeypatch):
+    """A broker such as RabbitMQ sends waiting messages while the worker still asks for them. Such a tick went to the
+    pool."""
+    monkeypatch.setattr(main_process, "takes_ticks", lambda: True)
+    app = Celery("ticks", broker="memory://", backend=url, set_as_current=False)
+    opening = worker_steps._openings[app] = worker_steps.Opening(app.backend, [])
+    opening.run()
+    opening.has_thread = True
+    parent = Parent(app)
+    step = worker_steps.DutyStep(parent)
+    step.start(parent)
+    assert parent in ticks._takers
+    step.shutdown(parent)
 
 
 @pytest.mark.parametrize("broker", ["there", "away"])
