@@ -59,11 +59,20 @@ TURN = ForkLock()
 
 def take_part(worker: Any) -> None:
     """Called before the worker's steps are made. Adds ours. A worker that takes the ticks of installed duties listens
-    to its store's queue. Raises ImproperlyConfigured if the worker cannot use its store."""
+    to its store's queue. A worker that cannot use its store ends when it starts; one that a program embeds raises
+    ImproperlyConfigured here."""
     app = worker.app
+    app.steps["worker"].difference_update((OpeningStep, RefusalStep))
     if worker.use_eventloop and isinstance(worker, Program):
         stores.open_later(app)
-    backend = app.backend
+    try:
+        backend = app.backend
+    except ImproperlyConfigured as error:
+        if not isinstance(worker, Program):
+            raise
+        _openings[app] = Opening(None, [], ImproperlyConfigured(str(error)))
+        app.steps["worker"].add(RefusalStep)
+        return
     if not isinstance(backend, CystoreBackend):
         log.debug("no duties: the result backend is not a store")
         return
@@ -86,7 +95,6 @@ def take_part(worker: Any) -> None:
         if GoStep not in Mingle.requires:
             Mingle.requires = (*Mingle.requires, GoStep)  # else Celery may start it later
     else:
-        app.steps["worker"].discard(OpeningStep)
         opening.run()
 
 
@@ -148,13 +156,16 @@ def _little_delay() -> Iterator[None]:
 class Opening:
     """The opening of a worker's store, and the imports that only its main process needs."""
 
-    def __init__(self, backend: CystoreBackend, modules: list[str]) -> None:
-        self._backend: CystoreBackend | None = backend
-        self._modules = modules
+    def __init__(
+        self, backend: CystoreBackend | None, modules: list[str], error: Exception | None = None
+    ) -> None:
+        self._backend, self._modules = backend, modules
         self._go, self._wanted, self._done = threading.Event(), threading.Event(), threading.Event()
-        self._error: BaseException | None = None
+        self._error: BaseException | None = error
         self._told = False
         self.has_thread = False
+        if error is not None:
+            self._done.set()
 
     def run(self) -> None:
         """Imports and opens, in this thread. Forks of this process wait for that."""
@@ -215,6 +226,16 @@ class Opening:
 
 
 _openings: weakref.WeakKeyDictionary[Celery, Opening] = weakref.WeakKeyDictionary()
+
+
+class RefusalStep(bootsteps.StartStopStep):
+    """A step of a worker that cannot use its store. Celery only logs what a handler of its signals raises."""
+
+    label = "cystore refusal"
+
+    def start(self, parent: Any) -> None:
+        """Ends the worker."""
+        _openings[parent.app].wait()
 
 
 class OpeningStep(bootsteps.StartStopStep):

@@ -234,6 +234,22 @@ def test_a_worker_that_cannot_open_its_store_ends_and_takes_no_task(tmp_path, br
         assert waiting(fleet) == 3
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_worker_that_cannot_make_its_store_ends_and_takes_no_task(tmp_path, quiet):
+    """Celery only logs what a handler of its signals raises. Seen: a worker with --quiet took the tasks, and lost
+    their results."""
+    (tmp_path / "store").write_text("no directory")
+    with fleet_in(tmp_path) as fleet:
+        send(fleet, 3)
+        worker = fleet.start("--concurrency=1", quiet=quiet)
+        assert worker.process.wait(PATIENCE_S) == 1
+        told = worker.log.read_text()
+        assert told.count("Unrecoverable error: ImproperlyConfigured") == 1
+        assert "cannot be used: not a directory" in told
+        assert "Signal handler" not in told
+        assert waiting(fleet) == 3
+
+
 def test_a_pool_process_opens_only_the_store_that_its_worker_found(tmp_path):
     """The process did not use the store before. Otherwise it would make a second one, and lose the result in it."""
     with fleet_in(tmp_path, cystore_lifecycle=False) as fleet:
