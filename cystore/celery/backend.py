@@ -175,15 +175,15 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     def _refuse_to_start(self) -> None:
         """Raises when a worker starts and cannot use its store: one error instead of one for each task. The worker may
         open a store later that is there."""
-        if self.location.settings.get("read_only"):
-            raise ImproperlyConfigured(
-                f"result_backend {self.as_uri()!r}: a worker has to store results, and read_only forbids that"
-            )
-        if not put_off(self.location, self.app):
+        if self.location.settings.get("read_only") or not put_off(self.location, self.app):
             self.open_for_worker()
 
     def open_for_worker(self) -> MessageStore:
         """The open store. Raises ImproperlyConfigured if the worker cannot use it."""
+        if self.location.settings.get("read_only"):
+            raise ImproperlyConfigured(
+                f"result_backend {self.as_uri()!r}: a worker has to store results, and read_only forbids that"
+            )
         try:
             return open_shared(self.location, self.app)
         except StoreError as error:

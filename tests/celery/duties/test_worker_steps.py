@@ -94,6 +94,17 @@ def test_a_worker_inside_a_program_opens_its_store_when_it_is_made(url):
     assert "OpeningStep" not in order
 
 
+def test_a_worker_refuses_a_store_that_its_app_found_for_reading(url):
+    """The app made its backend before it had a worker."""
+    Celery("first", backend=url, set_as_current=False).backend.store.put("T", b"x")
+    close_shared()
+    app = Celery("reads", broker="memory://", backend=f"{url}?read_only=true", set_as_current=False)
+    opening = worker_steps.Opening(app.backend, [])
+    opening.run()
+    with pytest.raises(ImproperlyConfigured, match="read_only forbids that"):
+        opening.wait()
+
+
 def test_a_fork_waits_for_the_opening_and_a_stop_does_not(url):
     inside, go_on, order = threading.Event(), threading.Event(), []
 
