@@ -64,6 +64,11 @@ class _LastLook(threading.local):
     looks: HomeLooks | None = None  # of a long sleep, which they interrupt
     until = math.inf  # the end of the wait
 
+    def of_a_wait(self) -> dict[str, Any]:
+        """The attributes that belong to one wait. A wait inside of it has others."""
+        names = ("key", "looked_to", "woken", "has_parents", "failed", "looks", "until")
+        return {name: getattr(self, name) for name in names}
+
 
 class ResultConsumer(BaseResultConsumer):
     """Delivers results to the waiters in this process. Safe for threads; callbacks run in the thread that read."""
@@ -141,15 +146,7 @@ class ResultConsumer(BaseResultConsumer):
                 self._listeners[task_id] = on_message
                 self._new[task_id] = None  # the listener wants its older states, too
         seen = self._seen
-        before = (
-            seen.key,
-            seen.looked_to,
-            seen.woken,
-            seen.has_parents,
-            seen.failed,
-            seen.looks,
-            seen.until,
-        )  # state of an outer wait of this thread, whose callback begins this wait
+        before = seen.of_a_wait()  # of an outer wait of this thread, whose callback begins this wait
         try:
             self.on_wait_for_pending(result, timeout=timeout, **kwargs)
             yield from self.drain_events_until(result.on_ready, timeout=timeout, on_interval=on_interval)
@@ -158,15 +155,8 @@ class ResultConsumer(BaseResultConsumer):
         except TimeoutError as error:
             raise ResultTimeoutError("The operation timed out.") from error
         finally:
-            (
-                seen.key,
-                seen.looked_to,
-                seen.woken,
-                seen.has_parents,
-                seen.failed,
-                seen.looks,
-                seen.until,
-            ) = before
+            for name, value in before.items():
+                setattr(seen, name, value)
             for task_id in listens:
                 self._listeners.pop(task_id, None)
                 self._notified.pop(task_id, None)
