@@ -12,7 +12,7 @@ import pytest
 import cystore
 from cystore.errors import StoreError
 from tests.support.small_stores import open_small
-from tests.unit.reading.test_query_many import KEYS, filled, places
+from tests.unit.reading.test_query_many import KEYS, in_each_state, places
 
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     *((("T", key), {}) for key in KEYS),
@@ -63,15 +63,7 @@ def check(store: cystore.MessageStore) -> None:
 
 
 def test_answers_and_errors_are_those_of_the_general_path(tmp_path):
-    with open_small(tmp_path / "s", max_index_num=300) as store:
-        check(store)
-        for seed in range(3):
-            filled(store, 120, seed)
-            check(store)
-            store.dispatch()
-            check(store)
-    with open_small(tmp_path / "s", max_index_num=300, read_only=True) as alone:
-        check(alone)
+    in_each_state(tmp_path / "s", check)
 
 
 def test_more_messages_than_the_first_room_holds(tmp_path):

@@ -4,6 +4,8 @@ store once. Method: stores with keys of many kinds, answers side by side."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,20 @@ def filled(store: cystore.MessageStore, count: int, seed: int) -> None:
         )
 
 
+def in_each_state(path: Path, check: Callable[[cystore.MessageStore], None]) -> None:
+    """Calls `check` with a store that is empty, has messages that are not dispatched, has them all dispatched, and is
+    open for reading only."""
+    with open_small(path, max_index_num=300) as store:
+        check(store)
+        for seed in range(3):
+            filled(store, 120, seed)
+            check(store)
+            store.dispatch()
+            check(store)
+    with open_small(path, max_index_num=300, read_only=True) as alone:
+        check(alone)
+
+
 def check(store: cystore.MessageStore) -> None:
     keys = [*KEYS, *(f"u{n}" for n in range(50)), "k1"]
     for topic in ("T", "U", "V"):
@@ -41,15 +57,7 @@ def check(store: cystore.MessageStore) -> None:
 
 
 def test_each_key_has_the_answer_of_a_query(tmp_path):
-    with open_small(tmp_path / "s", max_index_num=300) as store:
-        check(store)
-        for seed in range(3):
-            filled(store, 120, seed)
-            check(store)
-            store.dispatch()
-            check(store)
-    with open_small(tmp_path / "s", max_index_num=300, read_only=True) as alone:
-        check(alone)
+    in_each_state(tmp_path / "s", check)
 
 
 def test_a_reader_that_may_not_dispatch(tmp_path):
