@@ -207,6 +207,7 @@ print(status, tracemalloc.get_traced_memory()[1], file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_store(command, tmp_path):
     """Peak of what Python allocates, at the same batch size, for four times as many messages."""
     peaks = []

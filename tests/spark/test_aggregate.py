@@ -93,6 +93,7 @@ def test_small_runs_are_one_run_over_everything(log, tmp_path):
     assert {row["wait_p50"] for row in table(tmp_path / "small")} <= {1800.0, 3600.0}
 
 
+@pytest.mark.slow
 def test_late_events_change_open_days_alone(log, tmp_path):
     log.rows += attempt(1, "a") + attempt(25, "b") + attempt(60, "c")
     assert log.run(tmp_path / "out")["open_from"] == "2026-03-02"

@@ -67,6 +67,7 @@ def properties(done: subprocess.CompletedProcess[str], logs: Path) -> dict[str, 
     pytest.fail(f"no environment in {logs}")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("given", [None, "-Dcystore.test=1"])
 def test_a_small_report_takes_the_quick_compiler_unless_the_user_says_otherwise(make_store, tmp_path, given):

@@ -60,6 +60,7 @@ def test_no_table_is_written_for_spark_does_not_say_which_one_it_is(spark, make_
     assert (count(one), count(two)) == (20, 10)
 
 
+@pytest.mark.slow
 def test_no_table_is_made_of_rows_since_it_could_not_be_read(spark, make_store, tmp_path):
     """Seen: saveAsTable with a path appended to the store there, and left a table that could not be read."""
     one = make_store("one", 20)

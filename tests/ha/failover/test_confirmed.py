@@ -62,6 +62,7 @@ def settings(etcd: EtcdServer, name: str, **more: Any) -> dict[str, Any]:
     return members(etcd.url, name, **{**times, **more})
 
 
+@pytest.mark.slow
 @needs_etcd
 def test_another_process_sees_a_record_when_the_replicas_have_it(tmp_path):
     with (

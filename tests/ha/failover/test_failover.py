@@ -60,6 +60,7 @@ def cystore_ha(fleet: Fleet, name: str, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_an_operator_chooses_the_master(fleet):
     master, places = fleet.wait_master(), {name: str(fleet.folder / name) for name in fleet.names}
     other = next(name for name in fleet.names if name != master)

@@ -144,6 +144,7 @@ def test_pieces_of_any_size_are_the_same_rows(tmp_path):
         assert sum(one.rows for one in small.files) == small.rows
 
 
+@pytest.mark.slow
 def test_every_filter_keeps_of_the_archive_what_it_keeps_of_the_log(tmp_path):
     with open_small(tmp_path / "s") as store:
         put_some(store)

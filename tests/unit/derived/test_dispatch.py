@@ -411,6 +411,7 @@ def test_a_busy_dispatcher_is_waited_for_a_bounded_time(tmp_path):
     assert store.control.dispatched == written.end
 
 
+@pytest.mark.slow
 @given(logs(max_records=40), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3000)), max_size=20))
 def test_several_dispatchers_take_turns(written, turns):
     with tempfile.TemporaryDirectory() as folder:

@@ -131,6 +131,7 @@ wrong
 """
 
 
+@pytest.mark.slow
 def test_many_processes_remove_and_put_at_once(tmp_path):
     """Seen: `get` said MESSAGE_WAS_REMOVING for messages that the log had."""
     path = tmp_path / "s"

@@ -374,6 +374,7 @@ def test_records_that_could_not_be_dispatched_at_load_are_counted(tmp_path, monk
         assert [m.queue_offset for m in reopened.get("T1", 0, 0).messages] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.unsanitized
 def test_fresh_store_and_ten_thousand_empty_queues_cost_megabytes(in_memory):
     with cystore.open(in_memory / "s") as store:

@@ -44,6 +44,7 @@ def path(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_scan_of_many_segments_with_few_descriptors(path):
     """Seen: one scan over 1,300 segments at `ulimit -n 1024` got EMFILE, and that made the whole fleet read-only."""
     with Process() as poor:

@@ -132,6 +132,7 @@ def test_a_handler_that_waits_for_an_undisturbed_call(tmp_path):
         assert store.holds()["h"] == seen[0]
 
 
+@pytest.mark.slow
 def test_a_finalizer_reads_and_puts(tmp_path):
     """Seen: a `__del__` that read waited for ever for a lock that its own thread held."""
     with open_small(tmp_path / "s", services=()) as store:

@@ -85,6 +85,7 @@ print("opened", codes)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.may_skip(NOT_ASKED)
 @pytest.mark.parametrize(("script", "says"), [(READ, "read"), (OPEN, "opened")], ids=["read", "open"])
