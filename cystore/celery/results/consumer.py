@@ -25,7 +25,7 @@ from celery import states
 from celery.backends.asynchronous import BaseResultConsumer
 from celery.exceptions import TimeoutError as ResultTimeoutError
 
-from cystore import Message, MessageStore, OffsetError
+from cystore import Message, OffsetError
 from cystore.celery.base import greenlets
 from cystore.celery.base.identity import is_replica
 from cystore.celery.base.records import RESULTS, id_of, is_tombstone, key_of
@@ -35,6 +35,7 @@ from cystore.celery.versions import waiting_on
 from cystore.clock import monotonic_s
 
 if TYPE_CHECKING:
+    from cystore import MessageStore
     from cystore.celery.backend import CystoreBackend
 
 NOWHERE = -1
@@ -95,6 +96,7 @@ class ResultConsumer(BaseResultConsumer):
         self._listeners: dict[str, Callable[[dict[str, Any]], Any]] = {}
         self._notified: dict[str, int] = {}
         self._failures = 0  # how often a task was seen to fail, awaited or not
+        self._undecodable: dict[str, Exception] = {}  # of awaited ids: why their results cannot be read
 
     def on_after_fork(self) -> None:
         """After a fork: the lock's holder may be missing in the child, and no thread of the child waits yet."""
@@ -111,6 +113,7 @@ class ResultConsumer(BaseResultConsumer):
         """Ends the wait for a result."""
         self._awaited.pop(task_id, None)
         self._new.pop(task_id, None)
+        self._undecodable.pop(task_id, None)
 
     def on_wait_for_pending(self, result: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """Delivers existing results before the first wait, whatever the timeout."""
@@ -149,7 +152,10 @@ class ResultConsumer(BaseResultConsumer):
         before = seen.of_a_wait()  # of an outer wait of this thread, whose callback begins this wait
         try:
             self.on_wait_for_pending(result, timeout=timeout, **kwargs)
-            yield from self.drain_events_until(result.on_ready, timeout=timeout, on_interval=on_interval)
+            self._raise_undecodable(result)
+            for turn in self.drain_events_until(result.on_ready, timeout=timeout, on_interval=on_interval):
+                self._raise_undecodable(result)
+                yield turn
             if on_interval is not None and seen.has_parents and _has_failed(result):
                 on_interval()  # as Celery's own: it raises the failure of a parent, the cause, not this one
         except TimeoutError as error:
@@ -160,6 +166,15 @@ class ResultConsumer(BaseResultConsumer):
             for task_id in listens:
                 self._listeners.pop(task_id, None)
                 self._notified.pop(task_id, None)
+
+    def _raise_undecodable(self, result: Any) -> None:
+        """Raises the error of a result that this wait is for, and that some thread could not decode. Other waits of
+        the process go on."""
+        if self._undecodable:
+            for task_id in ids_of(result):
+                error = self._undecodable.get(task_id)
+                if error is not None:
+                    raise error
 
     def on_state_change(self, meta: dict[str, Any], message: Any) -> None:
         """Gives a state to the waiters for it. Like Celery's own, without its `sleep(0)`."""
@@ -275,9 +290,10 @@ class ResultConsumer(BaseResultConsumer):
             finally:
                 self.on_message = None
 
-    def hand_over_own(self) -> None:
-        """Delivers this store's results."""
+    def hand_over_own(self, result: Any) -> None:
+        """Delivers this store's results. Raises the error of one that a wait for `result` is for."""
         self._deliver()
+        self._raise_undecodable(result)
 
     # ------------------------------------------------------------------------------------------- reading
 
@@ -298,12 +314,40 @@ class ResultConsumer(BaseResultConsumer):
     def _deliver(self) -> None:
         with self._reading:
             try:
-                found = [(message, self.backend.meta_of(message)) for message in self._read()]
+                found = [*self._decoded(self._read())]
             except BaseException:
                 self._position = NOWHERE  # all ids are looked up again next time, so none can be lost
                 raise
             self._give(found)
             self._seen.position = self._position
+
+    def _decoded(self, found: list[Message]) -> Iterator[tuple[Message, dict[str, Any]]]:
+        """Records with their metas. The error of a record that cannot be decoded is kept for the waits for its id."""
+        for message in found:
+            try:
+                meta = self._meta_of(message)
+            except Exception:
+                error = self._error_of(message)
+                if error is None:  # a handler of a signal raised, for example at a soft time limit
+                    raise
+                for task_id in map(id_of, message.keys):
+                    if task_id in self._awaited:
+                        self._undecodable[task_id] = error
+            else:
+                self._undecodable.pop(meta["task_id"], None)
+                yield message, meta
+
+    def _meta_of(self, message: Message) -> dict[str, Any]:
+        meta = self.backend.meta_of(message)
+        _ = meta["task_id"], meta["status"]  # the parts that `_give` needs
+        return meta
+
+    def _error_of(self, message: Message) -> Exception | None:
+        try:
+            self._meta_of(message)
+        except Exception as error:  # noqa: BLE001 - a serializer may raise anything
+            return error
+        return None
 
     def _give(self, found: list[tuple[Message, dict[str, Any]]]) -> None:
         for message, meta in found:

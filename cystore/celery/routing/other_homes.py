@@ -264,7 +264,7 @@ class Elsewhere:
                 elif failed and on_interval is not None:
                     on_interval()
             elif self._backend.location.path:
-                consumer.hand_over_own()
+                consumer.hand_over_own(result)
                 if result.on_ready.ready:  # a message that named no home was run here after all
                     return
             if on_interval is not None and monotonic_s() >= interval_due:

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 from celery import states
-from celery.exceptions import ChordError
+from celery.exceptions import ChordError, SoftTimeLimitExceeded
 from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import AsyncResult, ResultSet
+from kombu.exceptions import DecodeError
 
 import cystore
 from cystore.celery.backend import CystoreBackend
+from cystore.celery.base.records import RESULTS
 from cystore.celery.results import consumer
 from cystore.celery.routing import other_homes
 from cystore.clock import monotonic_s
@@ -491,3 +493,67 @@ def test_appends_for_other_ids_wake_nobody(make_backend):
     backend.store_result("mine", "done", states.SUCCESS)
     assert waiter.finish() == "done"
     assert sleeps.count < 300
+
+
+UNREADABLE = b"{ no JSON"
+
+
+def unreadable(backend: CystoreBackend) -> AsyncResult:
+    """The result of a task whose record cannot be decoded."""
+    result = backend.app.AsyncResult(f"unreadable-{random.random()}")
+    backend._append(RESULTS, result.id, UNREADABLE, tag=states.SUCCESS)
+    return result
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_an_undecodable_result_is_the_error_of_its_own_id_alone(backend, others):
+    """Seen: all later waits of the process for more than one id raised it, too."""
+    broken = unreadable(backend)
+    for _ in range(2):
+        with pytest.raises(DecodeError):
+            broken.get()
+    ids = [f"intact-{number}" for number in range(others)]
+    for task_id in ids:
+        backend.store_result(task_id, task_id, states.SUCCESS)
+    asked = ResultSet([backend.app.AsyncResult(one) for one in ids], app=backend.app)
+    assert asked.get() == ids
+    with pytest.raises(DecodeError):
+        ResultSet([broken, *asked.results], app=backend.app).get()
+
+
+def test_each_wait_for_an_undecodable_result_raises(backend):
+    """One thread reads the record. The wait of the other one ends, too."""
+    broken = backend.app.AsyncResult("broken")
+    sets = [
+        ResultSet([backend.app.AsyncResult("broken"), backend.app.AsyncResult(f"other-{n}")], app=backend.app)
+        for n in range(2)
+    ]
+    waits_too = ResultSet([backend.app.AsyncResult(f"intact-{n}") for n in range(2)], app=backend.app)
+    waiters = [Waiter(one.get) for one in (*sets, waits_too)]
+    wait_until(lambda: len(backend.result_consumer._awaited) == 5, "all wait")
+    backend._append(RESULTS, broken.id, UNREADABLE, tag=states.SUCCESS)
+    for waiter in waiters[:2]:
+        waiter.join(HANGS_AFTER_S)
+        assert isinstance(waiter.answer, DecodeError)
+    for n in range(2):
+        backend.store_result(f"intact-{n}", n, states.SUCCESS)
+    waiters[2].join(HANGS_AFTER_S)
+    assert waiters[2].answer == [0, 1]
+
+
+def test_what_a_signal_raises_while_a_result_is_decoded_is_no_error_of_it(backend, monkeypatch):
+    backend.store_result("a", 1, states.SUCCESS)
+    backend.store_result("b", 2, states.SUCCESS)
+    decode, raised = backend.meta_of, []
+
+    def interrupted(message: cystore.Message) -> dict[str, object]:
+        if not raised:
+            raised.append(message)
+            raise SoftTimeLimitExceeded
+        return decode(message)
+
+    monkeypatch.setattr(backend, "meta_of", interrupted)
+    asked = ResultSet([backend.app.AsyncResult(one) for one in "ab"], app=backend.app)
+    with pytest.raises(SoftTimeLimitExceeded):
+        asked.get()
+    assert asked.get() == [1, 2]
