@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from celery import states
@@ -25,7 +25,6 @@ from kombu.utils.encoding import ensure_bytes
 from cystore import (
     FlushSlaveTimeoutError,
     Message,
-    MessageStore,
     PageCacheBusyError,
     StoreConfig,
     StoreError,
@@ -34,7 +33,7 @@ from cystore import (
 )
 from cystore.celery import homes, replicas
 from cystore.celery.base import event_loop, greenlets, records
-from cystore.celery.base.identity import store_id_of
+from cystore.celery.base.identity import check_id, store_id_of
 from cystore.celery.base.store_watch import back_to_the_broker
 from cystore.celery.chords.chord_steps import Chords, is_part
 from cystore.celery.lifecycle import recorder
@@ -56,6 +55,9 @@ from cystore.celery.stores import (
     shown,
 )
 from cystore.celery.versions import decompress_payload
+
+if TYPE_CHECKING:
+    from cystore import MessageStore
 
 # A later try may succeed. Nothing was appended; after FlushSlaveTimeoutError the master has the records, and a second
 # time they change nothing.
@@ -185,7 +187,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
                 f"result_backend {self.as_uri()!r}: a worker has to store results, and read_only forbids that"
             )
         try:
-            return open_shared(self.location, self.app)
+            store = open_shared(self.location, self.app)
+            check_id(store)
+            return store
         except StoreError as error:
             raise ImproperlyConfigured(f"result_backend {self.as_uri()!r} cannot be used: {error}") from error
 

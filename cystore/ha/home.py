@@ -36,7 +36,12 @@ def directory_id(root: Path) -> str:
     try:
         return str(uuid.UUID(text))
     except ValueError:
-        raise StoreFormatError(f"the store's id is damaged: {text[:40]!r}", path=path) from None
+        raise StoreFormatError(
+            f"the store's id is damaged: {text[:40]!r}. Write its id into the file: a snapshot of the store has it "
+            "there, and each Celery task in its header cystore_home. Or remove the file: the store gets a new id, and "
+            "results of tasks that were sent before do not reach it",
+            path=path,
+        ) from None
 
 
 def made_directory_id(root: Path) -> str:

@@ -3,12 +3,19 @@ log, which the store shares with its replicas."""
 
 from __future__ import annotations
 
+import logging
 import weakref
+from typing import TYPE_CHECKING
 
-from cystore import MessageStore, StoreError, StoreIsSlaveError
+from cystore import StoreError, StoreFullError, StoreIsSlaveError, StoreNotWritableError
 from cystore.engine.manifest.manifest import read_facts
 from cystore.ha import home
 from cystore.ha.role import role_of
+
+if TYPE_CHECKING:
+    from cystore import MessageStore
+
+log = logging.getLogger("cystore.celery")
 
 _known: weakref.WeakKeyDictionary[MessageStore, str] = weakref.WeakKeyDictionary()
 
@@ -21,6 +28,16 @@ def store_id_of(store: MessageStore) -> str:
         store.check_usable()  # `store.path` is a name: it would make a directory for the id
         found = home.made_directory_id(store.path)
     return found
+
+
+def check_id(store: MessageStore) -> None:
+    """Finds the home of a store, and makes its id if it has none. Raises StoreError if the id cannot be read: every
+    task would run, and its result would have no place. If only the disk is full, or writing is not possible now, the
+    next process makes the id."""
+    try:
+        known_home_of(store)
+    except (StoreFullError, StoreNotWritableError) as error:
+        log.debug("%s has no id yet: %s", store.path, error)
 
 
 def known_home_of(store: MessageStore) -> str:

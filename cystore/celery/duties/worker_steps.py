@@ -37,7 +37,7 @@ from cystore.celery import replicas, stores
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base import queues
 from cystore.celery.base.green_timers import STARTED_BEFORE
-from cystore.celery.base.identity import known_home_of, store_id_of
+from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.processes import ForkLock, without_collections
 from cystore.celery.base.store_watch import StoreWatch
 from cystore.celery.results.full_disk import tell_in_one_line
@@ -181,9 +181,7 @@ class Opening:
                         if reader_of(backend) is not None:
                             importlib.import_module(ANSWERS)
                 if backend.location.path:
-                    store = backend.open_for_worker()
-                    with suppress(StoreError):
-                        known_home_of(store)
+                    backend.open_for_worker()
             except BaseException as error:  # noqa: BLE001 - raised by `wait`
                 self._error = error
         self._done.set()

@@ -20,6 +20,7 @@ from celery.worker import state
 
 import cystore
 from cystore.celery import stores
+from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.store_watch import EXIT_CODE
 from cystore.celery.duties import main_process, ticks, worker_steps
 from cystore.celery.stores import close_shared
@@ -242,6 +243,23 @@ def test_a_worker_that_cannot_open_its_store_ends_and_takes_no_task(tmp_path, br
         assert f"'cystore://{fleet.store_path}' cannot be used: " in told
         assert told.count("Unrecoverable error: ImproperlyConfigured") == (broker == "there")
         assert "ready." not in told
+        assert waiting(fleet) == 3
+
+
+def test_a_worker_whose_store_has_a_damaged_id_ends_and_takes_no_task(tmp_path):
+    """Seen: it ran all tasks, and could store none of their results."""
+    with fleet_in(tmp_path) as fleet:
+        store_id_of(fleet.backend.store)
+        close_shared()
+        send(fleet, 3)
+        damaged = fleet.store_path / "config" / "storeId"
+        damaged.write_text("no id")
+        worker = fleet.start("--concurrency=1")
+        assert worker.process.wait(PATIENCE_S) == 1
+        told = worker.log.read_text()
+        assert "Unrecoverable error: ImproperlyConfigured" in told
+        assert "the store's id is damaged: 'no id'. Write its id into the file" in told
+        assert f"[path {damaged}]" in told
         assert waiting(fleet) == 3
 
 
