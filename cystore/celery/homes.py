@@ -28,7 +28,7 @@ from celery.exceptions import BackendError, ImproperlyConfigured
 from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.utils.functional import LRUCache
 
-from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyError, StoreError, clock
+from cystore import Message, MessageIllegalError, PageCacheBusyError, StoreError, clock
 from cystore.celery.base import greenlets, records
 from cystore.celery.base.events import EVENTS, Event
 from cystore.celery.base.identity import has_home, is_replica, known_home_of
@@ -36,6 +36,7 @@ from cystore.celery.base.queues import declared
 from cystore.system.store_lock import locked_byte
 
 if TYPE_CHECKING:
+    from cystore import MessageStore
     from cystore.celery.backend import CystoreBackend
 
 log = logging.getLogger("cystore")

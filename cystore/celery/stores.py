@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from celery import Celery, signals
@@ -23,7 +23,6 @@ from celery.exceptions import ImproperlyConfigured
 
 import cystore
 from cystore import (
-    MessageStore,
     NotDurableError,
     StoreConfig,
     StoreConfigError,
@@ -36,6 +35,9 @@ from cystore.config_sources import given_outside
 from cystore.engine.inspect.recognize import is_store
 from cystore.layout import CONSTANTS
 from cystore.value_class import value_class
+
+if TYPE_CHECKING:
+    from cystore import MessageStore
 
 log = logging.getLogger("cystore")
 

@@ -82,3 +82,11 @@ def test_a_program_of_celery_loads_no_part_that_opens_stores():
     ours = [name for name in (*LATER, *OPENING, "cystore.celery.backend") if name.startswith("cystore.")]
     assert "cystore.celery.commands" in loaded
     assert loaded.isdisjoint(ours)
+
+
+@pytest.mark.celery
+def test_a_worker_that_puts_its_opening_off_loads_no_part_that_opens_stores():
+    """Its thread loads them, after the pool is forked."""
+    loaded = loaded_by("import celery.apps.worker, cystore.celery.duties.worker_steps")
+    assert "cystore.celery.backend" in loaded
+    assert loaded.isdisjoint(name for name in OPENING if name.startswith("cystore."))

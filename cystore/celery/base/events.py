@@ -20,12 +20,15 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cystore import Message, MessageStore
+from cystore import Message
 from cystore.celery.base import records
 from cystore.layout import CONSTANTS, LMQ_PREFIX
+
+if TYPE_CHECKING:
+    from cystore import MessageStore
 
 EVENTS = "celery_events"
 VERSION = 1

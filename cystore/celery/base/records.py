@@ -17,13 +17,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 from uuid import UUID
 
 from celery import states
 
-from cystore import Message, MessageStore
+from cystore import Message
 from cystore.celery.stores import RESULTS_TOPIC, compacts_results
+
+if TYPE_CHECKING:
+    from cystore import MessageStore
 
 RESULTS, GROUPS, CHORDS = RESULTS_TOPIC, "celery_groups", "celery_chords"
 TOPICS = (RESULTS, GROUPS, CHORDS)

@@ -25,14 +25,17 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery import states
 
-from cystore import Message, MessageStore
+from cystore import Message
 from cystore.celery.base import records
 from cystore.celery.base.records import CHORDS
 from cystore.value_class import value_class
+
+if TYPE_CHECKING:
+    from cystore import MessageStore
 
 OPEN, SIZE, ADDED, PART, CLAIM, DONE = "OPEN", "SIZE", "ADDED", "PART", "CLAIM", "DONE"
 PART_QUEUES = 15

@@ -30,7 +30,7 @@ from kombu.exceptions import EncodeError
 from kombu.serialization import dumps, loads, prepare_accept_content
 from kombu.utils.encoding import ensure_bytes
 
-from cystore import MessageStore, OffsetError, clock
+from cystore import OffsetError, clock
 from cystore.celery import homes
 from cystore.celery.base import records
 from cystore.celery.base.identity import is_replica
@@ -53,6 +53,7 @@ from cystore.celery.versions import decompress_payload, publish, retrying
 from cystore.value_class import value_class
 
 if TYPE_CHECKING:
+    from cystore import MessageStore
     from cystore.celery.backend import CystoreBackend
 
 log = logging.getLogger("cystore")

@@ -11,12 +11,14 @@ store refuses it all the same, the event is written without it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import ImproperlyConfigured
 
-from cystore import MessageStore
 from cystore.celery.base import events
+
+if TYPE_CHECKING:
+    from cystore import MessageStore
 
 SETTING = "cystore_lifecycle_light_queues"
 WORKER, WORKFLOW, OFF = "worker", "workflow", "off"

@@ -25,7 +25,7 @@ import signal
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
@@ -35,7 +35,7 @@ from celery.exceptions import Reject
 from celery.utils.log import get_logger
 from celery.utils.saferepr import saferepr
 
-from cystore import MessageIllegalError, MessageStore, StoreFullError, StoreNotWritableError
+from cystore import MessageIllegalError, StoreFullError, StoreNotWritableError
 from cystore.celery.base import events, records
 from cystore.celery.base.identity import known_home_of
 from cystore.celery.base.processes import in_pool
@@ -45,6 +45,9 @@ from cystore.celery.lifecycle.light_queues import LightQueues
 from cystore.celery.lifecycle.redaction import Redaction, shortened
 from cystore.celery.stores import Location, open_shared
 from cystore.clock import monotonic_s
+
+if TYPE_CHECKING:
+    from cystore import MessageStore
 
 log = get_logger(__name__)
 

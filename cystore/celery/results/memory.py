@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cystore import MessageStore
 from cystore.system import files
+
+if TYPE_CHECKING:
+    from cystore import MessageStore
 
 GROWTH_BYTES = 32 << 20
 LOOKS = 64  # calls between two looks; a look takes some 60 us
