@@ -40,6 +40,7 @@ from cystore.errors import (
     StoreResourceError,
 )
 from cystore.filters.given_filter import Filter, predicate
+from cystore.ha.link.address import StoreUrl
 from cystore.once.surface import StoreOnce
 from cystore.services.threads import ServiceThread
 from cystore.surface.places import StorePlaces
@@ -75,6 +76,10 @@ def open(  # noqa: A001 - the surface's name
     writes nothing. `progress(what, done, total)` is called during long recovery. Close the store, or use it as a
     context manager.
 
+    `path` may also be ``cystore://HOST:PORT,HOST:PORT/path``: a directory of this host with a replica of the log whose
+    master is on one of the hosts. A new store becomes a slave that follows it, wherever it is. Any replica answers
+    reads; puts are for the host whose store is the master.
+
     A symbolic link to a store is resolved here, once; inside a store no link is followed.
 
     Raises StoreConfigError, StoreLockedError, StoreFormatError (no store, foreign directory, other version attached),
@@ -86,18 +91,17 @@ def open(  # noqa: A001 - the surface's name
         raise StoreConfigError("give a config or single settings, not both")
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise StoreConfigError(f"path must name a directory, not {path!r}")
-    if _is_url(path):
-        raise StoreConfigError(
-            f"path must name a directory of this host, not {os.fspath(path)!r}: a store of other hosts is read from a "
-            "replica here, which `cystore replicate` or `cystore ha run` keeps; its master, for puts, is the one that "
-            "`cystore ha status` names"
-        )
+    masters, path = _parted(path)
     try:
         real = Path(os.path.realpath(path))
     except ValueError as error:
         raise StoreConfigError(f"path must name a directory, not {path!r}: {error}") from error
     if not isinstance(config, StoreConfig):
         config = resolve(settings, file=config)
+    if masters:
+        from cystore.ha.role import looking_for  # nearly no open needs it
+
+        config = looking_for(masters, real, config)
     return MessageStore(real, config, progress)
 
 
@@ -108,9 +112,16 @@ def _group_offsets(parts: Attachment) -> GroupOffsets:
     return ReplicatedOffsets(parts)
 
 
-def _is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a URL of Celery's result backend. A `Path` has only one of its slashes."""
-    return os.fsdecode(path).startswith(("cystore:/", "cystore+remote:/"))
+def _parted(path: str | os.PathLike[str]) -> tuple[str, str | os.PathLike[str]]:
+    """(the addresses of a URL's hosts, its path); ("", path) for a path. Raises StoreConfigError."""
+    text = os.fsdecode(path)
+    if not text.startswith(("cystore:/", "cystore+remote:/")):
+        return "", path
+    if isinstance(path, str) and text.startswith("cystore://"):
+        return StoreUrl.parse(text)
+    raise StoreConfigError(
+        f"path must name a directory of this host, or be the text cystore://HOST:PORT,HOST:PORT/path, not {path!r}"
+    )
 
 
 class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):

@@ -113,7 +113,7 @@ STORE: dict[str, str] = {
     "`elected`: [etcd decides](replication.md#an-elected-master)",
     "ha_listen_port": "the port for slaves; 0: none",
     "ha_listen_host": "the address for slaves",
-    "ha_master_address": "of a slave: `HOST:PORT` of its master",
+    "ha_master_address": "of a slave: `HOST:PORT` of its master, or several with commas between: one is the master",
     "ha_send_heartbeat_interval_ms": "time between two heartbeats of a connection without other traffic",
     "ha_housekeeping_interval_ms": "a silent connection is ended after this time",
     "ha_transfer_batch_size_bytes": "bytes of the log in one frame",

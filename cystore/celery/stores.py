@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from celery import Celery, signals
 from celery.exceptions import ImproperlyConfigured
@@ -33,6 +33,7 @@ from cystore import (
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX, hidden
 from cystore.config_sources import given_outside
 from cystore.engine.inspect.recognize import is_store
+from cystore.ha.link.address import masters_in
 from cystore.layout import CONSTANTS
 from cystore.value_class import value_class
 
@@ -99,7 +100,8 @@ def compacts_results(store: MessageStore) -> bool:
 
 @value_class(frozen=True)
 class Location:
-    """The place of a store and its options: a parsed ``cystore:///path?option=value``.
+    """The place of a store and its options: a parsed ``cystore:///path?option=value``. With hosts before the path the
+    store is a replica on this host, whose master is on one of them (`cystore.open`).
 
     Options are fields of `cystore.StoreConfig`, and ``flush=sync`` (a result is durable on disk before its task is
     acknowledged) for ``flush_disk_type=sync``. `result_backend_transport_options` may hold the same names.
@@ -114,6 +116,7 @@ class Location:
         default="", compare=False, repr=False
     )  # the Redis through which other homes are asked, and ask
     remote: bool = field(default=False, compare=False)  # a client without a store: cystore+remote://
+    hosts: str = ""  # of the URL
 
     @classmethod
     def parse(cls, url: str | None, options: Mapping[str, Any] | None = None) -> Location:
@@ -127,15 +130,9 @@ class Location:
             return cls(
                 "", reader=reader
             )  # no store on this host: results are sent to their home, see `homes`
-        if parts.scheme != SCHEME or parts.netloc or parts.fragment or not parts.path.strip("/"):
-            far = (
-                ": it names no hosts, because a home is found by its id (cystore_home), whichever host has it; "
-                "a client without a store has cystore+remote://REDIS"
-                if parts.scheme == SCHEME and parts.netloc
-                else ""
-            )
+        if parts.scheme != SCHEME or parts.fragment or not parts.path.strip("/"):
             raise ImproperlyConfigured(
-                f"result_backend must look like {EXAMPLE} (three slashes), not {hidden(url)!r}{far}"
+                f"result_backend must look like {EXAMPLE} (three slashes), not {hidden(url)!r}"
             )
         if ";" in parts.path:
             raise ImproperlyConfigured(
@@ -155,10 +152,18 @@ class Location:
                     )
             where = "settings"
             outside = {name: value for name, (value, _) in given_outside().items()}
+            where = f"result_backend {hidden(url)!r}"
+            masters_in(parts.netloc)
         except ValueError as error:
             raise ImproperlyConfigured(f"{where}: {error}") from error
         settings = {**outside, **settings}
-        return cls(os.path.realpath(unquote(parts.path)), settings, reader=reader)
+        return cls(os.path.realpath(unquote(parts.path)), settings, reader=reader, hosts=parts.netloc)
+
+    def opened(self, config: StoreConfig, **more: Any) -> MessageStore:
+        """`cystore.open` of this place."""
+        return cystore.open(
+            f"{SCHEME}://{self.hosts}{quote(self.path)}" if self.hosts else self.path, config=config, **more
+        )
 
     def keeping(self, result_expires_s: float | None) -> Location:
         """The location for an app with this lifetime of results (None, or Celery's 0: for ever). Its records are kept
@@ -380,7 +385,7 @@ def _opened(location: Location) -> MessageStore:
         raise reason
     config = location.config(create=False) if location.path in _found else location.config()
     if not config.transient_store_pool_enable:
-        store = cystore.open(location.path, config=config)
+        store = location.opened(config)
         if not store.settings.transient_store_pool_enable:
             return store
         store.close()

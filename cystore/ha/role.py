@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, get_args
 from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
 from cystore.config import BrokerRole, StoreConfig
-from cystore.engine.manifest.manifest import Facts, Manifest
+from cystore.engine.manifest.manifest import Facts, Manifest, read_facts
 from cystore.errors import StoreConfigError
-from cystore.ha.link.address import address_of, endpoints_of
+from cystore.ha.link.address import address_of, endpoints_of, masters_of
 from cystore.layout import FLAGS
 from cystore.system import files
 from cystore.system.platform import born_ns
@@ -28,8 +28,8 @@ FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 
 
 class Role(NamedTuple):
-    """`master`: the address that a slave follows, "" for a master. `group`, `member`, `etcd`: for a store whose master
-    is elected."""
+    """`master`: the address that a slave follows, or the addresses where it looks for its master, with commas between;
+    "" for a master. `group`, `member`, `etcd`: for a store whose master is elected."""
 
     broker_role: str = "async_master"
     master: str = ""
@@ -87,10 +87,15 @@ def keep_place(manifest: Manifest, root: Path) -> None:
 
 
 def master_of(manifest: Manifest, root: Path) -> str:
-    """The address of a slave's master, or of the elected one; "" if it is not known."""
+    """The address of a slave's master, or of the elected one; "" if it is not known. Of a slave that looks for its
+    master at several addresses, and does not follow now, all of them."""
     from cystore.ha.status import read_status  # nearly no open needs it
 
-    return role_of(manifest.snapshot()).master or read_status(root).master
+    given = role_of(manifest.snapshot()).master
+    if given and "," not in given:
+        return given
+    status = read_status(root)
+    return status.master if not given or (status.connected and not status.is_old) else given
 
 
 def enter_role(manifest: Manifest, config: StoreConfig) -> None:
@@ -109,7 +114,7 @@ def enter_role(manifest: Manifest, config: StoreConfig) -> None:
     if role.is_slave:
         if not role.master:
             raise StoreConfigError("a slave needs ha_master_address, HOST:PORT of its master")
-        address_of(role.master)
+        masters_of(role.master)
     was_slave = known.is_slave or PLACE in manifest.snapshot().sections
     if was_slave and config.gives("broker_role") and not role.is_slave and not role.is_elected:
         keep_place(manifest, manifest.path.parent)
@@ -121,6 +126,19 @@ def enter_role(manifest: Manifest, config: StoreConfig) -> None:
         if role.is_elected:
             now = f"{role.member} of group {role.group}, whose master is elected"
         log.info("%s: now %s", manifest.path.parent, now)
+
+
+def looking_for(masters: str, root: Path, config: StoreConfig) -> StoreConfig:
+    """The settings for a store by a URL with hosts: a new store, or a slave, follows the master among them. A member of
+    a group knows its master from etcd, and a master has none. Raises StoreFormatError, StoreConfigError."""
+    from cystore.engine.inspect.recognize import is_store  # nearly no open needs it
+
+    given = [name for name in ("broker_role", "ha_master_address") if config.gives(name)]
+    if given:
+        raise StoreConfigError(f"the URL names the hosts of the master: do not give {given[0]} too")
+    if root.exists() and is_store(root) and not role_of(read_facts(root)[0]).is_slave:
+        return config
+    return config.but(broker_role="slave", ha_master_address=masters)
 
 
 def _forget_confirmed(root: Path) -> None:

@@ -17,13 +17,14 @@ from cystore.engine.files.progress import Progress
 from cystore.engine.inspect.control_head import ask_to_leave
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.manifest import Manifest
-from cystore.errors import StoreError
+from cystore.errors import ReplicationError, StoreError
 from cystore.ha.copied_log import CopiedLog
 from cystore.ha.epochs.confirmed_file import read_confirmed
 from cystore.ha.epochs.membership import CutNeededError
 from cystore.ha.epochs.truncation import order_truncation, ordered_truncation
 from cystore.ha.facts.followed import FollowedFacts
 from cystore.ha.facts.shipment import GroupOffsets
+from cystore.ha.link.address import masters_of
 from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
 from cystore.ha.role import Role, role_of
@@ -61,6 +62,7 @@ class Replication:
         self._master: Master | None = None
         self._slave: Slave | None = None
         self._failed = ""
+        self._place = 0  # of the next master among the addresses of a slave
         self._told_s = 0.0
         root = commit_log.files.root
         confirmed = max(read_status(root).confirmed, read_confirmed(root))
@@ -136,7 +138,10 @@ class Replication:
         return self._master.turn()
 
     def _follow(self, role: Role) -> int:
-        if self._slave is None:
+        masters = masters_of(role.master)
+        master, slave = masters[self._place % len(masters)], self._slave
+        if slave is None or (not slave.is_connected and slave.master != master):
+            least_epoch = 0 if slave is None else slave.epoch
             copied = CopiedLog(
                 self._control,
                 self._commit_log,
@@ -144,22 +149,30 @@ class Replication:
                 self._manifest,
                 self._config.max_message_size_bytes,
             )
-            self._slave = Slave(
-                self._control, self._commit_log, copied, self._config, role.master, facts=self._facts
+            slave = self._slave = Slave(
+                self._control,
+                self._commit_log,
+                copied,
+                self._config,
+                master,
+                facts=self._facts,
+                least_epoch=least_epoch,
             )
         try:
-            received = self._slave.turn()
+            received = slave.turn()
         except CutNeededError as error:
             order_truncation(self._manifest, error.position, self._control.wrote)
             return 0
+        except ReplicationError:
+            self._place += 1
+            raise
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
+            self._place += 1
             if str(error) != self._failed:
                 self._failed = str(error)
-                log.warning(
-                    "%s: the master %s: %s; trying again", self._commit_log.files.root, role.master, error
-                )
+                log.warning("%s: the master %s: %s; trying again", self._commit_log.files.root, master, error)
             return 0
         self._failed = ""
         return received

@@ -44,8 +44,10 @@ class Slave:
         master: str,
         membership: Membership | None = None,
         facts: FollowedFacts | None = None,
+        least_epoch: int = 0,
     ) -> None:
         self._membership, self._facts = membership, facts
+        self._least_epoch = self.epoch = least_epoch  # the last master's
         self._aside: bytearray | None = None  # what is being received between two frames of log
         self._aside_kind = 0
         self._headers = wire.HEADER
@@ -110,6 +112,12 @@ class Slave:
         else:
             if self._membership is not None:
                 self._join(self._membership, hello)
+            if 0 < hello.epoch < self._least_epoch:
+                raise ReplicationError(
+                    f"the master {self.master} is of epoch {hello.epoch}, and this process followed one of epoch "
+                    f"{self._least_epoch} before"
+                )
+            self.epoch = hello.epoch
             self._compare(hello)
             if self._membership is None:
                 self._copied.of_home(hello.home)

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 import cystore
+from cystore.ha.status import read_status
 from tests.support.ha.ha_pair import (
     check_equal,
     every,
@@ -146,6 +147,32 @@ def test_another_process_serves_when_the_one_that_did_is_killed(tmp_path, port):
                 fill(master, 100)
                 wait_log(slave, wrote(master))
                 check_equal(master, slave)
+
+
+def test_a_slave_finds_its_master_among_several_hosts(tmp_path, port):
+    """The second host has a replica, which becomes the master when the first host is gone."""
+    other = free_port()
+    hosts, more = f"127.0.0.1:{port},127.0.0.1:{other}", {**SETTINGS, "services": "all"}
+    with (
+        cystore.open(f"cystore://{hosts}{tmp_path}/reader", **more) as reader,
+        cystore.open(tmp_path / "b", **slaves(port)) as b,
+    ):
+        with cystore.open(tmp_path / "a", **masters(port)) as a:
+            fill(a, 30)
+            for replica in (b, reader):
+                wait_log(replica, wrote(a))
+            until(lambda: read_status(reader.path).connected)
+            with pytest.raises(cystore.StoreIsSlaveError, match=f"a slave of 127.0.0.1:{port}: "):
+                reader.put("T", b"x")
+        b.close()
+        assert len(list(reader.scan())) == 30, "it answers while no host is the master"
+        with cystore.open(tmp_path / "b", **masters(other)) as b:
+            fill(b, 30, start=30)
+            wait_log(reader, wrote(b))
+            check_equal(b, reader)
+            until(lambda: read_status(reader.path).master == f"127.0.0.1:{other}")
+            with pytest.raises(cystore.StoreIsSlaveError, match=f"a slave of 127.0.0.1:{other}: "):
+                reader.put("T", b"x")
 
 
 def test_a_slave_refuses_puts_in_every_process(tmp_path, port):

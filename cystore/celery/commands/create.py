@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import click
 
-import cystore
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.commands.shared import app_store, command_options
 from cystore.operate.output import one_line, write_json, write_line
@@ -19,7 +18,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     location = app_store.location_of(ctx)
     with (
         app_store.as_command_errors(),
-        cystore.open(location.path, config=location.config(create=True)) as store,
+        location.opened(location.config(create=True)) as store,
     ):
         number = store_id_of(store)
     if as_json:

@@ -7,10 +7,13 @@ from typing import Any
 
 import cystore
 from cystore.engine.inspect.recognize import is_store
+from cystore.errors import ReplicationError
+from cystore.ha.link.address import masters_of
 from cystore.ha.link.call import ask_master
+from cystore.ha.link.wire import Hello
 from cystore.ha.status import read_status
 from cystore.operate.command import OK, Command, store_config
-from cystore.operate.output import one_line, write_line
+from cystore.operate.output import one_line, write_line, write_note
 from cystore.operate.progress import progress
 from cystore.system.threads import os_threads
 
@@ -19,8 +22,9 @@ LOOK_S = 0.2
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--from", dest="master", metavar="HOST:PORT", required=True, help="the master's address for slaves"
-    )
+        "--from", dest="master", metavar="HOST:PORT", required=True,
+        help="the master's address for slaves, or several with commas between: one of them is the master",
+    )  # fmt: skip
     parser.add_argument(
         "--once",
         action="store_true",
@@ -32,7 +36,7 @@ def _run(args: argparse.Namespace) -> int:
     wanted: dict[str, Any] = {"broker_role": "slave", "ha_master_address": args.master, "services": "all"}
     config = store_config(args, **wanted)
     if not is_store(args.path):
-        hello = ask_master(config, args.master)
+        hello = _asked(config, masters_of(args.master))
         if hello is not None:
             config = store_config(args, **wanted, mapped_file_size_commit_log_bytes=hello.file_bytes)
     waiting = os_threads.Flag()
@@ -47,6 +51,16 @@ def _run(args: argparse.Namespace) -> int:
             if ends:
                 write_line(one_line(f"{args.path}: has the log up to {store.stats()['wrote']}"))
                 return OK
+
+
+def _asked(config: cystore.StoreConfig, masters: list[str]) -> Hello | None:
+    """The greeting of the first master that answers. Raises the error of the last one if none does."""
+    for master in masters[:-1]:
+        try:
+            return ask_master(config, master)
+        except (OSError, ReplicationError) as error:
+            write_note(one_line(f"{master}: {error}"))
+    return ask_master(config, masters[-1])
 
 
 def _has_all(store: cystore.MessageStore) -> bool:
@@ -69,6 +83,7 @@ COMMAND = Command(
     examples=(
         "cystore replicate /var/lib/app/replica --from 10.0.0.5:10912 --set ha_tls_ca_file=/etc/app/ca.pem",
         "cystore replicate /var/lib/app/replica --from 127.0.0.1:10912 --once",
+        "cystore replicate /var/lib/app/replica --from host-1:10912,host-2:10912  # whichever is the master",
     ),
     add_arguments=_add_arguments,
     run=_run,

@@ -12,7 +12,7 @@ from cystore.engine.manifest.manifest import read_facts
 from cystore.errors import ElectionError, StoreError
 from cystore.ha.election.orders import group_of
 from cystore.ha.home import home_of
-from cystore.ha.role import Role, role_of
+from cystore.ha.role import Role, master_of, role_of
 from cystore.ha.status import ReplicationStatus, read_status
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.operate.output import one_line, size_text, write_json, write_line
@@ -60,12 +60,12 @@ def facts(parts: Attachment) -> dict[str, Any]:
             name: getattr(ReplicationStatus() if status.is_old else status, name) for name in ELECTED_FACTS
         }
         if status.is_old or not status.listens:
-            role = role._replace(broker_role="slave", master=status.master)
+            role = role._replace(broker_role="slave")
     if role.is_slave:
         behind = max(status.masters_end - wrote, 0) if status.masters_end >= 0 else None
         return {
             **found,
-            "master": role.master,
+            "master": master_of(parts.manifest, parts.root),
             "connected": status.connected and not status.is_old,
             "lag_bytes": behind,
             "lag_s": None if behind is None else _age_s(parts) if behind else 0.0,

@@ -1,12 +1,15 @@
-"""Addresses of a master and of etcd in settings."""
+"""Addresses of masters and of etcd in settings, and the URL of a store whose master may be on one of several hosts."""
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from cystore.errors import StoreConfigError
 
 ETCD_PORT = 2379
+MASTER_PORT = 10912  # RocketMQ's haListenPort
+SCHEME = "cystore"
 
 
 def address_of(text: str, setting: str = "ha_master_address") -> tuple[str, int]:
@@ -16,6 +19,48 @@ def address_of(text: str, setting: str = "ha_master_address") -> tuple[str, int]
     if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
         raise StoreConfigError(f"{setting} must be HOST:PORT, not {text!r}")
     return host, int(port)
+
+
+def masters_of(text: str) -> list[str]:
+    """``HOST:PORT,HOST:PORT`` as the addresses where a slave looks for its master. Raises StoreConfigError."""
+    found = [one.strip() for one in text.split(",")]
+    for one in found:
+        address_of(one)
+    return found
+
+
+class StoreUrl(NamedTuple):
+    """``cystore://HOST,HOST:PORT/path``: the store in directory `path` of this host. The master of its log is on one
+    of the hosts; `masters` is "" if the URL names none."""
+
+    masters: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> StoreUrl:
+        """Raises StoreConfigError."""
+        try:
+            url = urlsplit(text)
+        except ValueError as error:
+            raise StoreConfigError(f"{text!r} is not a URL of a store: {error}") from error
+        if url.scheme != SCHEME or "@" in url.netloc or url.query or url.fragment or not url.path.strip("/"):
+            raise StoreConfigError(
+                f"the URL of a store is {SCHEME}://HOST:PORT,HOST:PORT/path/of/this/host, without options, "
+                f"not {text!r}"
+            )
+        return cls(masters_in(url.netloc), unquote(url.path))
+
+
+def masters_in(netloc: str) -> str:
+    """The hosts of a URL as a value of ha_master_address; "" if there are none. Raises StoreConfigError, also for one
+    host without a port: it may be the first part of a path after two slashes instead of three."""
+    if netloc and ":" not in netloc and "," not in netloc:
+        raise StoreConfigError(
+            f"{netloc!r} would be a host: write three slashes before a path, or {netloc}:{MASTER_PORT} for a host"
+        )
+    hosts = [one.strip() for one in netloc.split(",")] if netloc else []
+    found = [one if one.rpartition("]")[2].find(":") >= 0 else f"{one}:{MASTER_PORT}" for one in hosts]
+    return ",".join(masters_of(",".join(found))) if found else ""
 
 
 def endpoints_of(text: str) -> list[tuple[str, str, int]]:

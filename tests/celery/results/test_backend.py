@@ -151,7 +151,8 @@ def test_the_url_names_path_and_settings():
         ("cystore://relative/path", "three slashes"),
         ("cystore://?flush=sync", "three slashes"),
         ("cystore:///", "three slashes"),
-        ("cystore://host1,host2/store", "it names no hosts, because a home is found by its id"),
+        ("cystore://host1,host2:no/store", "must be HOST:PORT"),
+        ("cystore://host1,host2", "three slashes"),
         ("cystore:///store?flush=maybe", "flush_disk_type must be one of"),
         ("cystore:///store?max_queue=1", "did you mean max_queues"),
         ("cystore:///store?max_queues=none", "whole number"),
@@ -162,6 +163,16 @@ def test_the_url_names_path_and_settings():
 def test_a_wrong_url_says_what_is_wrong(url, named):
     with pytest.raises(ImproperlyConfigured, match=named):
         Location.parse(url)
+
+
+def test_hosts_in_the_url_make_a_replica_that_knows_its_masters(tmp_path):
+    location = Location.parse(f"cystore://host1,host2:7{tmp_path}/my%20store?services=none")
+    assert location.path == f"{tmp_path}/my store"
+    with (
+        open_shared(location) as store,
+        pytest.raises(cystore.StoreIsSlaveError, match="host1:10912,host2:7"),
+    ):
+        store.put("T", b"x")
 
 
 def test_nothing_is_opened_before_it_is_used(backend, tmp_path):

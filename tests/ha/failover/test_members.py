@@ -4,6 +4,7 @@ refused. Method: members in processes of this host with a real etcd."""
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 
 import cystore
 from cystore.engine.manifest.manifest import read_facts
+from cystore.ha.copied_log import CopiedLog
 from cystore.ha.election.etcd import Etcd
 from cystore.ha.election.group import Group, View
 from cystore.ha.election.orders import group_of, promote
 from cystore.ha.home import home_of
 from cystore.ha.link import wire
 from cystore.ha.role import FLAG_SLAVE, role_of
+from cystore.ha.slave import Slave
 from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import (
     check_equal,
@@ -103,6 +106,40 @@ def test_the_store_with_a_log_is_the_first_master_and_the_others_get_all_of_it(t
         check_equal(a, b)
         with pytest.raises(cystore.StoreIsSlaveError, match=r"a slave of 127\.0\.0\.1:"):
             b.put("T", b"x")
+
+
+def test_a_reader_by_the_hosts_follows_the_elected_master(tmp_path, etcd):
+    a_settings, b_settings = settings(etcd, "a"), settings(etcd, "b")
+    hosts = ",".join(f"127.0.0.1:{each['ha_listen_port']}" for each in (a_settings, b_settings))
+    reader_settings = {**SETTINGS, "services": "all", "ha_truncate_diverged": True}
+    with (
+        ExitStack() as together,
+        cystore.open(f"cystore://{hosts}{tmp_path}/reader", **reader_settings) as reader,
+        cystore.open(tmp_path / "a", **a_settings) as a,
+    ):
+        put(a)
+        b = together.enter_context(cystore.open(tmp_path / "b", **b_settings))
+        until(lambda: in_sync(etcd) == {"a", "b"})
+        put(a)
+        until(lambda: len(list(reader.scan())) == 2)
+        a.close()
+        put(b)
+        until(lambda: len(list(reader.scan())) == 3)
+        with cystore.open(f"cystore://{hosts}{b.path}") as same:  # a member: etcd knows its master
+            same.put("T", b"x", flush="replicated")
+        late = Slave(*following(reader), f"127.0.0.1:{b_settings['ha_listen_port']}", least_epoch=2**62)
+        with pytest.raises(
+            cystore.ReplicationError, match=f"is of epoch .* followed one of epoch {2**62} before"
+        ):
+            late.turn()
+
+
+def following(store: cystore.MessageStore) -> tuple[Any, ...]:
+    """Parts of a store with which a slave compares its log."""
+    parts = store._attached()
+    assert parts.appender is not None
+    copied = CopiedLog(parts.control, parts.commit_log, parts.appender.policy, parts.manifest, 1 << 20)
+    return parts.control, parts.commit_log, copied, store.config
 
 
 def test_a_member_that_is_not_in_sync_is_never_elected(tmp_path, etcd):

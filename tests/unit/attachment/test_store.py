@@ -87,15 +87,44 @@ def test_what_is_no_path_is_refused(given):
 
 
 @pytest.mark.parametrize(
-    "url", ["cystore://host1,host2/orders", "cystore:///var/orders", "cystore+remote://r"]
+    ("url", "why"),
+    [
+        ("cystore+remote://r", "or be the text cystore://"),
+        (Path("cystore://host1,host2/orders"), "or be the text cystore://"),
+        ("cystore://host1,host2", "the URL of a store is"),
+        ("cystore:///", "the URL of a store is"),
+        ("cystore://a,b/orders?flush=sync", "without options"),
+        ("cystore://user:secret@a/orders", "the URL of a store is"),
+        ("cystore://var/orders", "write three slashes before a path, or var:10912"),
+        ("cystore://a,/orders", "must be HOST:PORT"),
+        ("cystore://a:70000,b/orders", "must be HOST:PORT"),
+        ("cystore://[::1/orders", "is not a URL"),
+    ],
 )
-def test_a_url_of_other_hosts_is_no_path(url, tmp_path, monkeypatch):
+def test_a_url_that_names_no_place_is_refused(url, why, tmp_path, monkeypatch):
     """Seen: it made a folder of that name."""
     monkeypatch.chdir(tmp_path)
-    for given in (url, Path(url)):
-        with pytest.raises(StoreConfigError, match=r"is read from a replica here.*`cystore ha status` names"):
-            cystore.open(given)
+    with pytest.raises(StoreConfigError, match=why):
+        cystore.open(url)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_url_with_hosts_makes_a_slave_and_leaves_a_master(tmp_path):
+    hosts = "host1,host2:7,[::1]"
+    with cystore.open(f"cystore://{hosts}{tmp_path}/new%20one", **SETTINGS) as slave:
+        assert slave.path == tmp_path / "new one"
+        with pytest.raises(cystore.StoreIsSlaveError, match=r"host1:10912,host2:7,\[::1\]:10912"):
+            slave.put("T", b"x")
+    refused = pytest.raises(cystore.StoreIsSlaveError, match="elsewhere:1")
+    with cystore.open(f"cystore://elsewhere:1{tmp_path}/new%20one", **SETTINGS) as slave, refused:
+        slave.put("T", b"x")
+    with open_small(tmp_path / "master") as master:
+        master.put("T", b"1")
+    for url in (f"cystore://{hosts}{tmp_path}/master", f"cystore://{tmp_path}/master"):
+        with cystore.open(url, **SETTINGS) as master:
+            master.put("T", b"2")
+    with pytest.raises(StoreConfigError, match="do not give broker_role too"):
+        cystore.open(f"cystore://{hosts}{tmp_path}/third", broker_role="slave", **SETTINGS)
 
 
 def test_config_or_settings_and_never_both(tmp_path):
