@@ -149,7 +149,7 @@ class AsyncStore:
             offsets: dict[int, int] = {}
             if begin == LAST:
                 ids = self._queues(name, queue_id)
-                offsets = {number: self._store.next_queue_offset(name, number) for number in ids}
+                offsets = {number: self._end_of(name, number) for number in ids}
             if queue_id is not None and isinstance(begin, int):
                 offsets[queue_id] = begin
             get = partial(self._store.get, tags=tags, filter=filter)
@@ -183,6 +183,12 @@ class AsyncStore:
         if parts.reader.end_of(slot) <= queue_offset:
             await self._in_thread(parts.reader.help_dispatch)
         return parts.reader.end_of(slot) > queue_offset
+
+    def _end_of(self, topic: str, queue_id: int) -> int:
+        """The queue offset behind the last message that a reader gets without another append."""
+        parts = self._store._attached()
+        slot = parts.control.find_queue(topic, queue_id)
+        return parts.reader.shown_end(slot) if slot >= 0 else 0
 
     def _queues(self, topic: str, queue_id: int | None) -> list[int]:
         if queue_id is not None:

@@ -108,7 +108,7 @@ class Dispatcher:
     @property
     def lag_bytes(self) -> int:
         """The bytes of log behind the position."""
-        return max(self._parts.control.wrote - self.position, 0)
+        return max(self._parts.reader.log_end - self.position, 0)
 
     @property
     def error(self) -> BaseException | None:
@@ -354,8 +354,26 @@ def _begun(parts: Attachment, name: str, begin: str) -> tuple[Cursor, PlaceLocks
 
 def _write_begin(parts: Attachment, cursor: Cursor, begin: str) -> None:
     """Writes the first position. Under the lock."""
-    position = parts.control.wrote if begin == LAST else parts.control.min_physical_offset
+    position = last_position(parts) if begin == LAST else parts.control.min_physical_offset
     write_position(parts, cursor, position)
+
+
+def last_position(parts: Attachment) -> int:
+    """The position behind the last record that readers see. Where the master is elected, the bound of readers may be in
+    the blank at the end of a file; no record begins there."""
+    end, control = parts.reader.log_end, parts.control
+    if end >= control.wrote:
+        return end
+    try:
+        parts.commit_log.read(end)
+    except (OffsetError, CorruptRecordError):
+        base = end - end % parts.commit_log.file_bytes
+        begin = max(base, control.min_physical_offset)
+        behind = [
+            (one.physical_offset or 0) + (one.size_bytes or 0) for one in parts.commit_log.scan(begin, end)
+        ]
+        return max((one for one in behind if one <= end), default=begin)
+    return end
 
 
 def write_position(parts: Attachment, cursor: Cursor, position: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cystore._native.record.argument_checks import whole
 from cystore.arrivals.cursor import PREFIX, RUNNING, Cursor, checked_name, names, path_of
-from cystore.arrivals.dispatcher import FIRST, LAST, Dispatcher, Work, write_position
+from cystore.arrivals.dispatcher import FIRST, LAST, Dispatcher, Work, last_position, write_position
 from cystore.attachment.attachment import Attachment
 from cystore.errors import (
     CorruptRecordError,
@@ -147,7 +147,7 @@ def _state(parts: Attachment, name: str, holds: bool) -> DispatcherState:
         cursor.close()
     position = parts.control.min_physical_offset if state is None else state.position
     failures = state.failures if state is not None and runs else 0
-    return DispatcherState(name, position, max(parts.control.wrote - position, 0), runs, failures, holds)
+    return DispatcherState(name, position, max(parts.reader.log_end - position, 0), runs, failures, holds)
 
 
 def _position(parts: Attachment, to: int | str) -> int:
@@ -155,7 +155,7 @@ def _position(parts: Attachment, to: int | str) -> int:
     if to == FIRST:
         return control.min_physical_offset
     if to == LAST:
-        return control.wrote
+        return last_position(parts)
     position = whole("to", to, 0, OFFSET_MAX, OffsetError)
     if position != control.wrote:
         try:

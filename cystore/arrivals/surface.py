@@ -34,9 +34,6 @@ class StoreArrivals(ABC):
     @abstractmethod
     def get(self, *args: Any, **options: Any) -> GetResult: ...
 
-    @abstractmethod
-    def next_queue_offset(self, topic: str, queue_id: int) -> int: ...
-
     @property
     def dispatchers(self) -> Dispatchers:
         """The named dispatchers of the store: functions that get every record of the log, at least once."""

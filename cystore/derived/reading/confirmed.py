@@ -17,6 +17,7 @@ from cystore._native.lookup.get_result import GetResult
 from cystore._native.lookup.key_reader import QueryResult
 from cystore._native.record.message import Message
 from cystore.derived.reading.by_key import DEFAULT_COUNT
+from cystore.derived.reading.by_time import QueueState
 from cystore.derived.reading.reader import INT32_MAX, Reader
 from cystore.derived.reading.request import outside
 from cystore.filters.given_filter import Filter
@@ -60,6 +61,21 @@ class ConfirmedReader(Reader):
         end, control = super().end_of(slot), self._control
         readable = control.readable
         return end if readable >= control.wrote else min(end, self._confirmed_end(slot, readable))
+
+    def shown_end(self, slot: int) -> int:
+        end, control = super().shown_end(slot), self._control
+        if control.readable >= control.wrote:
+            return end
+        self.help_dispatch()
+        return min(end, self._confirmed_end(slot, control.readable))
+
+    def _shown(self, state: QueueState) -> QueueState:
+        slot, minimum, maximum, following, log_minimum, wrote = state
+        readable = self._control.readable
+        if readable >= wrote:
+            return state
+        end = self._confirmed_end(slot, readable)
+        return slot, minimum, min(maximum, end), min(following, end), log_minimum, readable
 
     def _confirmed_end(self, slot: int, readable: int) -> int:
         """The queue offset behind a queue's last confirmed message. A queue's messages are in the order of the log."""

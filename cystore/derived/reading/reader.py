@@ -114,6 +114,10 @@ class Reader:
             return dispatched
         return max(dispatched, control.queue_next(slot))
 
+    def shown_end(self, slot: int) -> int:
+        """The queue offset behind the last message of a queue that readers get without another append."""
+        return self._control.queue_end(slot)
+
     @property
     def whole(self) -> Any:
         """`get` and `query` up to the end of the log: for decisions about what this store itself appended."""
@@ -471,7 +475,11 @@ class Reader:
         state = self._state(name, queue_id)
         if state is None:
             return 0
-        return self._by_time.offset(name, state, dispatched, timestamp_ms)
+        return self._by_time.offset(name, self._shown(state), dispatched, timestamp_ms)
+
+    def _shown(self, state: tuple[int, int, int, int, int, int]) -> tuple[int, int, int, int, int, int]:
+        """The part of a queue's state that readers see."""
+        return state
 
     def earliest_time_ms(self, topic: str, queue_id: int) -> int | None:
         """The store timestamp of the first message of a queue that can be read, None without one."""

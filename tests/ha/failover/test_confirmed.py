@@ -4,12 +4,15 @@ with what all reads give without a bound."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import cystore
+from cystore import clock
 from cystore.derived.reading.reader import Reader
 from cystore.ha.epochs.confirmed_file import ConfirmedFile
 from cystore.ha.epochs.history import History, keep_history
@@ -226,6 +229,74 @@ def test_each_read_ends_at_the_confirmed_position(store, rng):
                 assert places(store.query("T", f"k{number}", count)) == places(mine[:count])
             assert places(many[f"k{number}"]) == places(mine[:4])
     assert places(store.scan()) == places(everything)
+
+
+def test_offsets_and_lags_end_at_the_confirmed_position(store):
+    """Seen: a group that began at "last" never got the messages that came in the place of those taken back."""
+    puts = [store.put("T", b"%d" % number, queue_id=number % 2) for number in range(40)]
+    control, whole_offset = store._attached().control, store.offset_by_time("T", 0, 1 << 50)
+    begun = [store.consumer(name, "T", begin="first") for name in ("whole", "bounded")]
+    for consumer in begun:
+        consumer.close()
+    for name in ("whole", "bounded"):
+        for queue_id in (0, 1):
+            store.groups.commit(name, "T", queue_id, 0)
+    assert whole_offset == 19 and store.groups.lags() == {"bounded": 20 + 20, "whole": 20 + 20}
+    end = puts[10].physical_offset
+    control.raise_confirmed(end)
+    control.confirming = 1
+    assert store.offset_by_time("T", 0, 1 << 50) == 4 and store.offset_by_time("T", 1, 0) == 0
+    rows = [row for row in store.groups.lag("whole") if row.topic == "T"]
+    assert [(row.end_offset, row.lag) for row in rows] == [(5, 5), (5, 5)]
+    assert store.groups.lags() == {"bounded": 10, "whole": 10}
+    for to in ("last", clock.now_ms() + 60_000):
+        assert store.groups.reset("bounded", "T", to) == {0: 5, 1: 5}
+    with store.consumer("late", "T", begin="last") as late:
+        got = late.poll(10, timeout_s=0)
+        assert got == [] and [store.groups.offset("late", "T", number) for number in (0, 1)] == [5, 5]
+    with cystore.open(store.path, **SETTINGS, read_unconfirmed=True) as chosen:
+        assert chosen.groups.lags()["whole"] == 40 and chosen.offset_by_time("T", 0, 1 << 50) == 19
+    control.raise_confirmed(control.wrote)
+    assert store.offset_by_time("T", 0, 1 << 50) == 19 and store.groups.lags()["whole"] == 40
+
+
+def test_followers_of_the_log_begin_at_the_confirmed_position(store):
+    puts = [store.put("T", b"%d" % number) for number in range(30)]
+    control = store._attached().control
+    control.confirming = 1
+    for number, end in ((10, puts[10].physical_offset), (11, puts[11].physical_offset + 1)):
+        control.raise_confirmed(end)
+        with store.dispatchers.add(f"d{number}", lambda messages: None, begin="last") as dispatcher:
+            # Behind the last whole record, too, when the bound is inside of something that is none.
+            assert dispatcher.position == puts[number].physical_offset and dispatcher.lag_bytes <= 1
+
+    control.raise_confirmed(puts[12].physical_offset)
+
+    async def first_of_tail() -> bytes:
+        async with aclosing(store.aio.tail("T", 0)) as messages:
+            asking = asyncio.ensure_future(anext(messages))
+            await asyncio.sleep(0)
+            control.raise_confirmed(control.wrote)
+            control.wake_committed()
+            return bytes((await asyncio.wait_for(asking, 30)).body)
+
+    assert asyncio.run(first_of_tail()) == b"12"
+
+
+def test_nobody_is_asked_about_an_unconfirmed_half_message(store):
+    known = store.begin("T", b"known")
+    control, asked = store._attached().control, []
+    control.raise_confirmed(control.wrote)
+    control.confirming = 1
+    other = store.begin("T", b"may be taken back")
+    times = {"transaction_timeout_ms": 0, "transaction_check_interval_ms": 0}
+    with cystore.open(store.path, **SETTINGS, **times) as checking:
+        end_slave(control)
+        checking.check_transactions(lambda half, message: asked.append(half.id))
+        assert asked == [known.id]
+        control.raise_confirmed(control.wrote)
+        checking.check_transactions(lambda half, message: asked.append(half.id))
+        assert sorted(asked[1:]) == sorted([known.id, other.id])
 
 
 def test_a_query_behind_many_unconfirmed_messages_takes_few_looks(store, monkeypatch):
