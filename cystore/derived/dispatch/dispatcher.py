@@ -345,7 +345,7 @@ class Dispatcher:
 
     def _use_index_file(self) -> None:
         if self._index.newest() is None:
-            self._index.add()
+            self._index.add(self._control.wrote - self._kernel.position)
         self._offer_index()
 
     def _allocate_index(self) -> None:

@@ -26,7 +26,7 @@ from cystore.errors import OffsetError, StoreFormatError, StoreFullError, StoreI
 from cystore.layout import CONSTANTS
 from cystore.system.file_system import FileSystem
 from cystore.system.os_errors import is_missing
-from cystore.system.ranges.pages_ahead import PagesAhead
+from cystore.system.ranges.pages_ahead import write_zeros_ahead
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -196,8 +196,7 @@ class ConsumeQueue:
             end = min(-(-(needed - base) // PAGE_BYTES) * PAGE_BYTES, file_bytes)  # only for this entry
             self.files.allocate(base, begin, end)
         if self._pace.is_fast(end - (needed - base)) and self.files.mode is Mode.WRITE:
-            with PagesAhead(self.files.path(base)) as pages:
-                pages.read(needed - base, end)
+            write_zeros_ahead(self.files.path(base), needed - base, end)
         self._control.set_queue_allocated(self.slot, base + end)
 
     def _first_step(self, base: int) -> int:

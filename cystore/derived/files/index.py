@@ -30,7 +30,7 @@ from cystore.system.folders import check_place
 from cystore.system.os_errors import is_missing, lacks_descriptor
 from cystore.system.ranges import unreadable_ranges
 from cystore.system.ranges.changed_lengths import has_length, mend_length
-from cystore.system.ranges.pages_ahead import PagesAhead
+from cystore.system.ranges.pages_ahead import fault_in, write_zeros_ahead
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -412,10 +412,11 @@ class IndexFiles:
             )
         )
 
-    def add(self) -> IndexFile:
+    def add(self, backlog_bytes: int = 0) -> IndexFile:
         """Makes the file that follows the newest one. Raises StoreFullError.
 
-        After a kill the file may lack its begin and end; `newest` then writes them.
+        After a kill the file may lack its begin and end; `newest` then writes them. The keys of a long backlog of log
+        need almost every page of the slots.
         """
         listed = self.files()
         name = _next_name(listed[-1].name if listed else 0)
@@ -432,18 +433,20 @@ class IndexFiles:
             self._continue(added, listed[-1])
         self._files = [*listed, added]
         self._publish(added, allocated)
+        if self._mode is Mode.WRITE and backlog_bytes >= SLOT_BYTES * self._slots:
+            fault_in(added.file, 0, HEADER_BYTES + SLOT_BYTES * self._slots)
         return added
 
     def allocate(self, file: IndexFile, needed: int) -> None:
         """Reserves space in the newest file up to `needed` bytes and some more. Raises StoreFullError."""
         begin = self._control.index_allocated
-        end = min(max(needed, HEADER_BYTES + SLOT_BYTES * file.slots) + ALLOCATE_BYTES, file.file.length)
+        needed = max(needed, HEADER_BYTES + SLOT_BYTES * file.slots)
+        end = min(needed + ALLOCATE_BYTES, file.file.length)
         if self._mode is Mode.WRITE:
             with files.opened(self._path(file.name), os.O_RDWR) as fd:
                 files.allocate(fd, begin, end, file.file.path)
             if self._pace.is_fast(end - needed):
-                with PagesAhead(self._path(file.name)) as pages:
-                    pages.read(needed, end)
+                write_zeros_ahead(self._path(file.name), needed, end)
         self._control.index_allocated = end
 
     def trim(self, physical_offset: int) -> None:

@@ -325,12 +325,12 @@ def test_an_index_file_that_cannot_be_made_leaves_no_key_entered_twice(tmp_path,
     add = store.index.add
     calls = 0
 
-    def sometimes() -> object:
+    def sometimes(backlog_bytes: int) -> object:
         nonlocal calls
         calls += 1
         if calls % 2:
             raise StoreFullError("no space left on the disk")
-        return add()
+        return add(backlog_bytes)
 
     monkeypatch.setattr(store.index, "add", sometimes)
     for _ in range(100):

@@ -24,7 +24,7 @@ from cystore.derived.files.index import ALLOCATE_BYTES, IndexFiles, file_length
 from cystore.derived.files.pace import Pace
 from cystore.engine.files.segments import Mode
 from cystore.errors import StoreFormatError, StoreResourceError
-from cystore.system.ranges.pages_ahead import PagesAhead
+from cystore.system.ranges.pages_ahead import write_zeros_ahead
 from tests.oracle import index as oracle
 from tests.oracle.record import Record
 from tests.support import parts
@@ -413,14 +413,43 @@ def test_private_files_stay_in_memory(tmp_path):
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_the_pages_of_a_fast_index_are_read_ahead(tmp_path, monkeypatch, fast):
+def test_the_pages_of_a_fast_index_are_written_ahead(tmp_path, monkeypatch, fast):
     monkeypatch.setattr(Pace, "is_fast", lambda self, step: fast)
-    read: list[tuple[int, int]] = []
-    monkeypatch.setattr(PagesAhead, "read", lambda self, begin, end: read.append((begin, end)))
+    written: list[tuple[int, int]] = []
+    monkeypatch.setattr(index, "write_zeros_ahead", lambda path, *place: written.append(place))
     files = opened(tmp_path, StoreConfig(max_hash_slot_num=1000, max_index_num=600_000))
     needed = 40 + 4000 + ALLOCATE_BYTES + 20
     files.allocate(files.add(), needed)
-    assert read == ([(needed, needed + ALLOCATE_BYTES)] if fast else [])
+    assert written == ([(needed, needed + ALLOCATE_BYTES)] if fast else [])
+
+
+def test_zeros_ahead_change_nothing_before_them_or_behind(tmp_path):
+    path, begin, end = tmp_path / "file", 100_000, 300_001
+    path.write_bytes(b"x" * 400_000)
+    write_zeros_ahead(path, begin, end)
+    assert path.read_bytes() == b"x" * begin + bytes(end - begin) + b"x" * (400_000 - end)
+    write_zeros_ahead(tmp_path / "no such file", begin, end)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_private_index_writes_nothing_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pace, "is_fast", lambda self, step: True)
+    config = StoreConfig(max_hash_slot_num=1000, max_index_num=600_000)
+    last = file_length(1000, 600_000) - 20
+    opened(tmp_path, config).add().file.write(last, b"on disk")
+    before = on_disk(tmp_path)
+    private = opened(tmp_path, config, Mode.PRIVATE)
+    private.allocate(private.files()[0], last - 100)
+    assert on_disk(tmp_path) == before
+
+
+@pytest.mark.parametrize("backlog_bytes", [0, 4 * 50_000])
+def test_the_slots_for_a_long_backlog_come_into_memory_at_once(tmp_path, monkeypatch, backlog_bytes):
+    faulted: list[tuple[int, int]] = []
+    monkeypatch.setattr(index, "fault_in", lambda file, begin, end: faulted.append((begin, end)))
+    files = opened(tmp_path, StoreConfig(max_hash_slot_num=50_000, max_index_num=1000))
+    files.add(backlog_bytes)
+    assert faulted == ([(0, 40 + 4 * 50_000)] if backlog_bytes else [])
 
 
 def test_a_file_grows_fast_if_a_long_step_soon_follows_another(monkeypatch):
