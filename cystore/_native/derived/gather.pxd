@@ -2,16 +2,15 @@
 keys from memory meanwhile. dispatch.pyx then writes their entries."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp
 
 from cystore._native.derived.index cimport (
-    index_key_hash, index_slot, index_slot_number, index_topic_seed, index_view
+    index_hash, index_slot, index_slot_number, index_topic_seed, index_view
 )
 from cystore._native.filters.bitmap cimport bitmap_of, filter_table
 from cystore._native.layout cimport control_block, queue_entry, takes_index_entry, takes_queue_offset
 from cystore._native.memory.atomics cimport prefetch_for_write
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot, queue_hash
-from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived, light_of, light_queues
+from cystore._native.record.property_read cimport derive_begin, derive_next_hash, derived, light_of, light_queues
 from cystore._native.record.record_read cimport record_at, walk_begin
 from cystore._native.record.record_view cimport RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, record_view, same_text
 from cystore._native.record.window cimport segment_view
@@ -119,9 +118,9 @@ cdef struct dispatch_state:
     pending_key[KEYS_MAX + PENDING_RECORDS * 8] keys
 
 
-cdef inline void _add_key(dispatch_state* d, pending_record* r, const uint8_t* key, size_t length) noexcept nogil:
+cdef inline void _add_key(dispatch_state* d, pending_record* r, int32_t hash) noexcept nogil:
     cdef pending_key* k = &d.keys[r.first_key + r.key_count]
-    k.hash = index_key_hash(d.seed, key, length)
+    k.hash = index_hash(hash)
     r.key_count += 1
     if d.index.p != NULL:
         k.slot = index_slot_number(&d.index, k.hash)
@@ -132,13 +131,12 @@ cdef inline void _read_properties(dispatch_state* d, pending_record* r, const re
                                   bint with_keys) noexcept nogil:
     """Reads the tags code and the key hashes."""
     cdef derived found
-    cdef const uint8_t* key
-    cdef size_t length
+    cdef int32_t hash
     derive_begin(v, d.delay_ms, d.delay_levels, &found)
     r.tags_code = found.tags_code
     r.is_light = light_of(v, &found.light, &found.light_offsets, &r.light)
-    while with_keys and derive_next_key(&found, &key, &length):
-        _add_key(d, r, key, length)
+    while with_keys and derive_next_hash(&found, d.seed, &hash):
+        _add_key(d, r, hash)
 
 
 cdef inline bint _is_queue(const known_queue* known, const record_view* v) noexcept nogil:
@@ -167,7 +165,7 @@ cdef inline queue_entry* _queue_of(dispatch_state* d, const record_view* v) noex
 
 cdef inline void _seed_for(dispatch_state* d, const record_view* v, queue_entry* queue) noexcept nogil:
     """Sets `seed`, the topic's part of the key hashes. It stays while records of one topic follow each other."""
-    if d.seeded_topic_len == v.topic_len and memcmp(d.seeded_topic, v.topic, v.topic_len) == 0:
+    if d.seeded_topic_len == v.topic_len and same_text(d.seeded_topic, v.topic, v.topic_len):
         return
     d.seed = index_topic_seed(v.topic, v.topic_len)
     # The record may be unmapped before the next record is read. The queue's slot stays.

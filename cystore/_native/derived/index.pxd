@@ -111,11 +111,15 @@ cdef inline int64_t index_entry_end(const index_view* index, int32_t number) noe
     return index_entry(index, number) + INDEX_ENTRY_BYTES - index.p
 
 
-cdef inline int32_t index_key_hash(int32_t seed, const uint8_t* key, size_t length) noexcept nogil:
-    cdef int32_t hash = java_hash(seed, key, length)
+cdef inline int32_t index_hash(int32_t hash) noexcept nogil:
+    """The absolute value of Java's hash of topic and key, 0 if it has none."""
     if hash == INT32_MIN:
         return 0
     return -hash if hash < 0 else hash
+
+
+cdef inline int32_t index_key_hash(int32_t seed, const uint8_t* key, size_t length) noexcept nogil:
+    return index_hash(java_hash(seed, key, length))
 
 
 cdef inline void index_prefetch(const index_view* index, int32_t hash) noexcept nogil:

@@ -12,8 +12,8 @@ order. A writer enters the offsets under the append lock. So a record with both 
 settings are now. Source: MultiDispatch and ConsumeQueue.multiDispatchLmqQueue of RocketMQ 4.9.3.
 """
 
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
-from libc.string cimport memchr, memcmp
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memchr, memcmp, memcpy
 
 from cystore._native.layout cimport (
     DELAY_RUN_QUEUES, DELAY_SECONDS_MAX, LMQ_PREFIX, LMQ_PREFIX_BYTES, PROPERTY_DELAY, PROPERTY_DELAY_BYTES,
@@ -22,7 +22,7 @@ from cystore._native.layout cimport (
     PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_NAME_END, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, PROPERTY_UNIQ_KEY,
     PROPERTY_UNIQ_KEY_BYTES, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT
 )
-from cystore._native.record.record cimport java_hash
+from cystore._native.record.record cimport java_hash, java_hash_four
 from cystore._native.record.record_read cimport topic_valid
 from cystore._native.record.record_view cimport record_view
 
@@ -151,14 +151,17 @@ cdef inline void read_known(const record_view* v, known_properties* known) noexc
         known_take(known, &pair)
 
 
+cdef inline const uint8_t* _key_end(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    cdef const uint8_t* found = <const uint8_t*>memchr(at, KEY_END, end - at)
+    return end if found == NULL else found
+
+
 cdef inline bint key_next(const uint8_t** at, const uint8_t* end, const uint8_t** key, size_t* length) noexcept nogil:
     """Finds the next key from `at` on, and moves `at` behind it; False when there are no more. Skips empty keys."""
     cdef const uint8_t* key_end
     while at[0] < end:
         key[0] = at[0]
-        key_end = <const uint8_t*>memchr(at[0], KEY_END, end - at[0])
-        if key_end == NULL:
-            key_end = end
+        key_end = _key_end(at[0], end)
         length[0] = <size_t>(key_end - at[0])
         at[0] = key_end + 1
         if length[0]:
@@ -240,6 +243,45 @@ cdef inline bint derive_next_key(derived* d, const uint8_t** key, size_t* length
         d.unique.value_len = 0
         return True
     return key_next(&d.keys, d.keys_end, key, length)
+
+
+cdef inline bint _ends_or_is_foreign(uint32_t four) noexcept nogil:
+    """Whether one of four characters is a blank, or no ASCII."""
+    cdef uint32_t blanks = four ^ 0x20202020u  # 0 where there is one
+    return (((blanks - 0x01010101u) & ~blanks) | four) & 0x80808080u != 0
+
+
+cdef inline bint derive_next_hash(derived* d, int32_t seed, int32_t* hash) noexcept nogil:
+    """The next key's hash, continued from `seed`; finds the key's end meanwhile. False when there are no more."""
+    cdef const uint8_t* begin
+    cdef const uint8_t* at
+    cdef uint32_t four
+    cdef uint32_t h
+    if d.unique.value_len:
+        hash[0] = java_hash(seed, d.unique.value, d.unique.value_len)
+        d.unique.value_len = 0
+        return True
+    while d.keys < d.keys_end:
+        h = <uint32_t>seed
+        begin = at = d.keys
+        while d.keys_end - at >= 4:
+            memcpy(&four, at, 4)
+            if _ends_or_is_foreign(four):
+                break
+            h = java_hash_four(h, at)
+            at += 4
+        while at < d.keys_end and at[0] != KEY_END:
+            if at[0] & 0x80:
+                at = _key_end(begin, d.keys_end)
+                h = <uint32_t>java_hash(seed, begin, at - begin)
+                break
+            h = 31 * h + at[0]
+            at += 1
+        d.keys = at + 1
+        if at > begin:
+            hash[0] = <int32_t>h
+            return True
+    return False
 
 
 cdef inline bint light_name(const uint8_t* topic, int64_t length) noexcept nogil:

@@ -9,6 +9,11 @@ cdef uint32_t text_character(const uint8_t* text, size_t length, size_t* at) noe
 cdef int32_t java_hash_rest(uint32_t h, const uint8_t* text, size_t length, size_t at) noexcept nogil
 
 
+cdef inline uint32_t java_hash_four(uint32_t h, const uint8_t* text) noexcept nogil:
+    """Continues the hash `h` with four ASCII characters."""
+    return h * 923521u + (text[0] * 29791u + text[1] * 961u + text[2] * 31u + text[3])  # powers of 31
+
+
 cdef inline int32_t java_hash(int32_t seed, const uint8_t* text, size_t length) noexcept nogil:
     """Java's String.hashCode of UTF-8 text, continued from `seed`: a hash of the text's UTF-16 units."""
     cdef uint32_t h = <uint32_t>seed
@@ -18,7 +23,7 @@ cdef inline int32_t java_hash(int32_t seed, const uint8_t* text, size_t length) 
         memcpy(&four, text + i, 4)
         if four & 0x80808080u:
             return java_hash_rest(h, text, length, i)
-        h = h * 923521u + (text[i] * 29791u + text[i + 1] * 961u + text[i + 2] * 31u + text[i + 3])  # powers of 31
+        h = java_hash_four(h, text + i)
         i += 4
     while i < length:
         if text[i] & 0x80:

@@ -88,6 +88,26 @@ def laid_out(records: list[Record], begin_file: int = 0) -> WrittenLog:
 
 # ------------------------------------------------------------------------------------------- what is made
 
+# Characters of one to four bytes at each place of a word of four bytes, blanks around keys, bytes that are no text.
+KEYS = [
+    *("x" * before + character + "yz" for before in range(5) for character in "é€😀"),
+    *(" " * before + "k" * length + "  other" for before in range(3) for length in range(1, 10)),
+    *("k" * length for length in range(1, 10)),
+    "a b c d e f g h",
+]
+NO_TEXT = [b"abc\xff", b"\x80abcd efg", b"ab\xe2\x82", b"\xed\xa0\x80 tail"]
+
+
+def test_every_key_has_the_hash_of_the_oracle(tmp_path):
+    texts = [*(text.encode() for text in KEYS), *NO_TEXT]
+    records = [
+        replace(record, raw_properties=b"KEYS\x01" + text + b"\x02TAGS\x01a")
+        for record, text in zip(make_records(len(texts)), texts, strict=True)
+    ]
+    written = laid_out(records)
+    opened(tmp_path, written).dispatcher.run_to_end()
+    assert index_files(tmp_path) == expected_index(written.records)
+
 
 @given(logs(max_records=40), st.lists(st.integers(1, 9000), max_size=12))
 def test_queues_and_index_follow_from_the_log(written, budgets):
