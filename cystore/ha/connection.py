@@ -28,6 +28,7 @@ log = logging.getLogger("cystore")
 
 IN_BYTES = 4096  # of reports, read at once
 TURN_BYTES = 4 << 20  # shipped to one slave before the others get their turn
+OWN_FRAME_BYTES = 1 << 20  # to a slave of cystore, if ha_transfer_batch_size_bytes is not given
 ANSWERS_BYTES_MAX = 64 << 10  # a slave that asks and does not read the answers loses its connection
 NEWS_S = 0.01  # a member that has all of the log hears of the confirmed position this often
 # For one connection: a slave asks for the digest of its last record, and searches for the last common one.
@@ -307,13 +308,19 @@ class SlaveConnection:
                 f"the log from {position} on is gone; it begins at {self._control.min_physical_offset}"
             )
         base = self._commit_log.files.base_of(position)
-        end = min(
-            wrote, base + self._commit_log.file_bytes, position + self._config.ha_transfer_batch_size_bytes
-        )
+        end = min(wrote, base + self._commit_log.file_bytes, position + self._frame_bytes)
         self._opened(base)
         self._at, self._left, self._next = position, end - position, end
         self._out += self._log_header(position, self._left)
         return True
+
+    @property
+    def _frame_bytes(self) -> int:
+        """The most bytes of log in one frame. Each frame costs both sides the same, however long it is."""
+        config = self._config
+        if self.is_ours and not config.gives("ha_transfer_batch_size_bytes"):
+            return OWN_FRAME_BYTES
+        return config.ha_transfer_batch_size_bytes
 
     def _owes_confirmed(self) -> bool:
         """Whether to tell the confirmed position to a slave that is no member: a member has it in each header."""
