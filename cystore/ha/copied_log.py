@@ -6,9 +6,13 @@ complete records, so every attached process may read up to it, and a kill at any
 
 from __future__ import annotations
 
+import os
+
 from cystore._native.append import copied
 from cystore._native.append.append import end_segment
 from cystore._native.memory.control import Control
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.system.descriptor import Descriptor
 from cystore._native.system.failpoint import failpoint
 from cystore.engine.log.allocate import PAGE_BYTES
 from cystore.engine.log.append_policy import FLUSH_SYNC, AppendPolicy
@@ -17,6 +21,7 @@ from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import CorruptRecordError, MessageIllegalError, ReplicationError
 from cystore.ha.home import keep_home
 from cystore.layout import CONSTANTS
+from cystore.system import files
 
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 ROOM_BYTES = 2 << 20
@@ -40,6 +45,8 @@ class CopiedLog:
         self._bytes = bytearray(ROOM_BYTES)
         self._begin = self._end = 0  # of the bytes that are not appended yet
         self._skip = 0  # bytes of a blank that are still to come
+        self._file: Descriptor | None = None  # of the segment that begins at `_file_base`
+        self._file_base = -1
 
     def of_home(self, home: str) -> None:
         """Notes the id of the log, as its master named it."""
@@ -59,6 +66,7 @@ class CopiedLog:
     def restart(self) -> None:
         """Forgets the bytes that were not appended: the next bytes belong to the log's end."""
         self._begin = self._end = self._skip = 0
+        self._forget_file()
 
     @property
     def is_empty(self) -> bool:
@@ -163,10 +171,13 @@ class CopiedLog:
         while True:
             if self._control.allocated < end:
                 policy.make_room(end)
-            segment = policy.segment_at(begin)
-            policy.faulted_in(begin, end)
-            with self._control.held("append"):
-                status = records.append(segment)
+            segment, fd = policy.segment_at(begin), -1
+            if records.length >= copied.WRITTEN_BYTES:
+                fd = self._opened(segment).fd
+            else:
+                policy.faulted_in(begin, end)
+            with files.translated(segment.path), self._control.held("append"):
+                status = records.append(segment, fd)
             if status == copied.DONE:
                 return records.wake()
             if status == copied.NEED_SPACE:
@@ -181,6 +192,20 @@ class CopiedLog:
                 policy.refused(copying=True)
             else:
                 policy.overwritten()
+
+    def _opened(self, segment: MappedFile) -> Descriptor:
+        if self._file is None or self._file_base != segment.base:
+            self._forget_file()
+            path = self._commit_log.files.path(segment.base)
+            self._file, self._file_base = files.open_file(path, os.O_RDWR), segment.base
+            if not self._commit_log.files.is_there(segment):
+                raise CorruptRecordError("the file was replaced", path=path)
+        return self._file
+
+    def _forget_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _end_file(self, position: int, file_end: int) -> None:
         """Ends the file in a blank, as the master's file ends here."""

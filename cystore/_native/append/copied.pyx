@@ -8,8 +8,11 @@ DefaultMessageStore.appendToCommitLog, which check nothing.
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.errno cimport EINTR, EIO, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy
+
+import os
 
 from cystore._native.record.record_view cimport (
     RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
@@ -33,6 +36,9 @@ from cystore._native.record.record_write cimport failpoint
 
 from cystore._native.record.record import STATUS_NAMES
 from cystore.errors import CorruptRecordError, StoreError
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t pwrite(int fd, const void* data, size_t count, int64_t offset)
 
 cdef enum:
     RECORDS_MAX = 4096          # of one append, with the lock held
@@ -106,6 +112,10 @@ NEED_QUEUES = APPEND_NEED_QUEUES
 REFUSED = APPEND_REFUSED
 OVERWRITTEN = APPEND_OVERWRITTEN
 UNREADABLE = APPEND_UNREADABLE
+cdef int FAILED = 100           # the system's error is in `failed`
+
+# So many bytes are written to the file: the page cache takes them faster than page faults make room for them.
+WRITTEN_BYTES = 64 << 10
 
 
 @cython.final
@@ -118,6 +128,7 @@ cdef class CopiedRecords:
     cdef Py_buffer buffer
     cdef bint has_buffer
     cdef Py_ssize_t count
+    cdef int failed                     # errno of the last write to the file
     cdef readonly int64_t position      # of the first record
     cdef readonly int64_t length        # of all records
     cdef readonly int64_t blank         # length of the blank behind them; 0: the bytes have none
@@ -204,9 +215,11 @@ cdef class CopiedRecords:
             self.length = at
         return RECORD_OK
 
-    def append(self, MappedFile file not None):
-        """Writes the checked records to the segment `file`, under the append lock. Returns DONE, or the obstacle; then
-        no record was appended. Raises StoreError when the log does not end where the batch begins."""
+    def append(self, MappedFile file not None, int fd=-1):
+        """Writes the checked records to the segment `file`, under the append lock: through its mapping, or through the
+        descriptor `fd`. Returns DONE, or the obstacle; then no record was appended. Raises StoreError when the log does
+        not end where the batch begins; OSError when the system does not write, and then the append is to be
+        repaired."""
         cdef control_block* block = self.control.checked()
         cdef int status
         if not file.writable or not file.base <= self.position \
@@ -216,10 +229,13 @@ cdef class CopiedRecords:
             raise StoreError(f"another append came first: the log ends at {load_i64(&block.wrote)}", path=file.path,
                              offset=self.position)
         with nogil:
-            status = self._append(block, file.address + (self.position - file.base))
+            status = self._append(block, file.address + (self.position - file.base), fd, self.position - file.base)
+        if status == FAILED:
+            raise OSError(self.failed, os.strerror(self.failed), file.path)
         return status
 
-    cdef int _append(self, control_block* block, uint8_t* p) noexcept nogil:
+    cdef int _append(self, control_block* block, uint8_t* p, int fd, int64_t place) noexcept nogil:
+        """`p` and `place`: where the first record goes, in memory and in the file."""
         cdef copied_record* r
         cdef Py_ssize_t i
         cdef int64_t timestamp = block.last_store_timestamp
@@ -246,9 +262,13 @@ cdef class CopiedRecords:
             if r.is_light:
                 _claim_light(block, r)
         failpoint("copied.claimed")
-        for i in range(self.count - 1, -1, -1):  # the last record first: see append_items
-            memcpy(p + self.records[i].at, self.records[i].start, self.records[i].size)
-            release_fence()
+        if fd >= 0:
+            if not self._write(fd, place):
+                return FAILED
+        else:
+            for i in range(self.count - 1, -1, -1):  # the last record first: see append_items
+                memcpy(p + self.records[i].at, self.records[i].start, self.records[i].size)
+                release_fence()
         failpoint("copied.before_publish")
         if not move_wrote(&block.wrote, self.position + self.length):
             return APPEND_OVERWRITTEN
@@ -265,6 +285,20 @@ cdef class CopiedRecords:
         failpoint("copied.next_set")
         end_intent(block, <uint64_t>self.count, <uint64_t>self.length)
         return APPEND_OK
+
+    cdef bint _write(self, int fd, int64_t place) noexcept nogil:
+        """Writes the records, which follow each other in the caller's bytes, to the file."""
+        cdef const uint8_t* start = self.records[0].start
+        cdef int64_t done = 0
+        cdef ssize_t written
+        while done < self.length:
+            written = pwrite(fd, start + done, self.length - done, place + done)
+            if written > 0:
+                done += written
+            elif written == 0 or errno != EINTR:
+                self.failed = errno if written < 0 else EIO
+                return False
+        return True
 
     cdef bint _find_queue(self, control_block* block, copied_record* r) noexcept nogil:
         """Finds or adds the record's queue. A new queue begins with this record: the log may begin behind the queue's

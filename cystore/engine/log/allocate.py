@@ -23,6 +23,7 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import refuse_writes
 from cystore.engine.pool.buffers import BufferPool
 from cystore.errors import StoreFullError, SyncFailedError
+from cystore.layout import FLAGS
 from cystore.system import files
 from cystore.system.ranges.pages_ahead import PagesAhead
 from cystore.system.threads.reentry import undisturbed
@@ -43,6 +44,7 @@ LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this of
 FAST_BYTES, FAST_S = 4 * 1024 * 1024, 2.0
 READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go, some 0.2 ms
 POPULATED_BYTES = 16 * 1024 * 1024  # in one turn, some 5 ms: the thread dispatches between two turns
+FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
 
@@ -278,6 +280,8 @@ class Allocator:
         the lock, or has reserved it."""
         control, wrote, now_s = self._control, self._control.log_end, monotonic_s()
         in_memory = wrote - self._step_wrote >= FAST_BYTES and now_s - self._step_s < FAST_S
+        # A slave writes to the file, whose pages need not be in memory for that.
+        in_memory = in_memory and not control.flags & FLAG_SLAVE
         end = min(self._target(MOST_FILES_AHEAD if in_memory else 1), self._end_of_files())
         if control.allocated - wrote >= self._ahead_bytes // 2 or control.allocated >= end:
             return True
