@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from cystore import clock
+from cystore.errors import StoreFullError
 from cystore.system import checked_json, files
 from cystore.value_class import value_class
 
@@ -47,14 +49,16 @@ class ReplicationStatus:
 
 
 def write_status(root: Path, status: ReplicationStatus) -> None:
-    """Overwrites the file in place, and does not wait for the disk: the status has no use after a crash."""
+    """Overwrites the file in place, and does not wait for the disk: the status has no use after a crash. On a full disk
+    there may be no status; what replicates goes on."""
     whole = checked_json.render({**asdict(status), "at_ms": clock.now_ms(), "pid": os.getpid()})
     if len(whole) > ROOM_BYTES:
         return
     path = root.joinpath(*PATH)
-    files.make_directory(path.parent)
-    with files.opened(path, os.O_RDWR | os.O_CREAT) as fd, files.translated(path):
-        os.pwrite(fd, whole.ljust(ROOM_BYTES), 0)
+    with contextlib.suppress(StoreFullError):
+        files.make_directory(path.parent)
+        with files.opened(path, os.O_RDWR | os.O_CREAT) as fd, files.translated(path):
+            os.pwrite(fd, whole.ljust(ROOM_BYTES), 0)
 
 
 def read_status(root: Path) -> ReplicationStatus:

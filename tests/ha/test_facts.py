@@ -18,6 +18,7 @@ from cystore.ha.facts.collected import Sealed
 from cystore.ha.facts.shipment import Shipment
 from cystore.ha.link import wire
 from cystore.ha.link.sockets import ours
+from tests.support.disks.small_disk import on_small_disk
 from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import fill, free_port, masters, members, slaves, until, wait_log, wrote
 from tests.support.process import Process
@@ -52,6 +53,65 @@ def test_a_group_continues_on_the_slave_that_becomes_the_master(tmp_path, port):
         consumer = promoted.consumer("g", "T")
         messages = until(lambda: consumer.poll(100, timeout_s=1))
         assert [bytes(message.body) for message in messages] == [b"%d" % number for number in range(7, 20)]
+
+
+FULL = """
+import logging, os, sys
+from pathlib import Path
+import cystore
+from cystore.ha.epochs.confirmed_file import read_confirmed
+from cystore.ha.slave_progress import SlaveProgress
+from cystore.ha.status import PATH, ReplicationStatus, read_status, write_status
+from tests.support.ha.ha_pair import check_equal, fill, masters, slaves, until, wait_log, wrote
+from cystore.consumers import replicated
+from cystore.ha.facts import collected, followed
+collected.READ_S = followed.RETRY_S = replicated.RETRY_S = replicated.SAVE_S = 0.1  # seconds
+disk, port, said = Path(sys.argv[1]), int(sys.argv[3]), []
+handler = logging.Handler()
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("cystore").addHandler(handler)
+with cystore.open(sys.argv[2], **masters(port)) as master, cystore.open(disk / "s", **slaves(port)) as slave:
+    fill(master, 20)
+    wait_log(slave, wrote(master))
+    def is_refused():
+        # Again and again: a service may have given pages back, and what there was room for follows.
+        with open(disk / "ballast", "ab", buffering=0) as ballast:
+            for size in (1 << 16, 1 << 12):
+                try:
+                    while ballast.write(bytes(size)) == size:
+                        pass
+                except OSError:
+                    pass
+        master.groups.commit("g", "T0", 0, (master.groups.offset("g", "T0", 0) or 0) % 3 + 1)
+        return any("cannot take over facts" in text and "no space" in text for text in said)
+    master.configure(file_reserved_time_h=99)
+    master.delete_topic("T1")
+    until(is_refused)
+    master.groups.commit("g", "T0", 0, 3)
+    fill(master, 60, start=20)
+    other, control = disk / "other", slave._attached().control
+    progress, end = SlaveProgress(control, slave.config, other), control.wrote
+    write_status(other, ReplicationStatus(pid=1))  # and no error
+    progress.confirmed(end)
+    assert read_confirmed(other) == 0 and control.confirmed == end, "readers do not wait for the disk"
+    os.unlink(disk / "ballast")
+    progress.confirmed(end + 1)
+    progress.close()
+    assert read_confirmed(other) == end + 1
+    write_status(other, ReplicationStatus(pid=1))
+    assert other.joinpath(*PATH).exists()
+    wait_log(slave, wrote(master))
+    until(lambda: slave.groups.offset("g", "T0", 0) == 3 and slave.settings.file_reserved_time_h == 99)
+    until(lambda: read_status(disk / "s").connected)
+    check_equal(master, slave)
+print("equal")
+"""
+
+
+def test_a_full_disk_of_the_slave_costs_nothing_but_another_try(tmp_path, port):
+    (tmp_path / "disk").mkdir()
+    told = on_small_disk("2m", tmp_path / "disk", FULL, str(tmp_path / "master"), str(port))
+    assert told.endswith("equal\n")
 
 
 def test_offsets_are_durable_on_the_slave(tmp_path, port):
