@@ -17,6 +17,7 @@ import cystore
 from cystore.ha.connection import DIGEST_BYTES_MAX, DIGESTS_MAX
 from cystore.ha.link import wire
 from cystore.ha.master import SLAVES_MAX
+from cystore.ha.slave import Slave
 from tests.support.ha.ha_pair import (
     check_equal,
     fill,
@@ -63,6 +64,31 @@ WRONG = {
     "greetings": 2 * wire.REPORT.pack(wire.HELLO),
     "noise": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(128, 160)),
 }
+
+
+@pytest.mark.parametrize("older", ["master", "slave"])
+def test_a_peer_of_an_earlier_release_follows_and_is_followed(tmp_path, port, monkeypatch, older):
+    """Its greeting names no home and no facts; its slave asks for none. So the log follows, and nothing else does."""
+    if older == "master":
+        known, whole = (
+            ("store_id", "min_physical_offset", "wrote", "file_bytes", "nonce", "epoch"),
+            wire.asdict,
+        )
+        kept = lambda words: {k: v for k, v in whole(words).items() if k in known}  # noqa: E731
+        monkeypatch.setattr(wire, "asdict", kept)
+    else:
+        monkeypatch.setattr(Slave, "_ask_facts", lambda *_: None)
+    with (
+        cystore.open(tmp_path / "master", **masters(port)) as master,
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+    ):
+        fill(master, 30)
+        master.groups.commit("g", "T0", 0, 3)
+        wait_log(slave, wrote(master))
+        wait_log(slave, master.put("T0", b"x", flush="replicated").physical_offset)
+        check_equal(master, slave)
+        assert slave.groups.names() == []
+        assert slave.wrote_position == wrote(master), "no bound"
 
 
 @pytest.mark.parametrize("words", WRONG.values(), ids=WRONG)
