@@ -21,6 +21,7 @@ DISPATCH_WAIT_MS = (
 ALLOCATE_INTERVAL_S = 0.02
 ALLOCATE_SLOW_S = 0.1  # while little is appended: each turn takes the interpreter from working threads
 CLEAN_INTERVAL_S = 10.0  # RocketMQ's cleanResourceInterval
+OFFSETS_INTERVAL_S = 1.0  # of the looks at a slave's offsets of groups; they are saved every five seconds
 COMPACT_INTERVAL_S = 10.0  # RocketMQ: 15 minutes, however much there is to compact
 
 
@@ -132,6 +133,8 @@ def _start_replication(parts: Attachment, config: StoreConfig, threads: list[Ser
     )
     run_once = parts.turn(work.run_once)
     ServiceThread("ha", run_once, RETRY_S, flag=lambda: stopping, among=threads, at_end=work.close)
+    if groups is not None:
+        ServiceThread("ha-offsets", parts.turn(groups.save_once), OFFSETS_INTERVAL_S, among=threads)
 
 
 def _start_quiet(

@@ -16,6 +16,7 @@ from cystore.consumers.names import SEPARATOR, is_group
 from cystore.consumers.offset_file import Key, path_of
 from cystore.consumers.table import NAME, NO_OFFSET, OffsetTable
 from cystore.derived.files.offsets import QUEUE_ID, QUEUE_ID_MAX, TOPIC
+from cystore.engine.files.progress import Progress
 
 SAVE_S = 5.0  # as often as a consumer saves
 RETRY_S = 5.0
@@ -24,7 +25,7 @@ Table = dict[str, dict[str, int]]
 
 
 class ReplicatedOffsets:
-    """The offsets of one attachment; cystore.ha.facts uses them. One thread uses it."""
+    """The offsets of one attachment; cystore.ha.facts uses them. One thread calls `save_once`, and one all else."""
 
     def __init__(self, parts: Attachment) -> None:
         self._parts = parts
@@ -59,8 +60,8 @@ class ReplicatedOffsets:
         self._new, self._work = dict(_keys(new)), None
 
     def work(self, seconds: float) -> None:
-        """Continues for about so long. Saves the offsets every five seconds if they changed. Raises the errors of the
-        table of offsets; then it tries again some seconds later."""
+        """Continues for about so long. Raises the errors of the table of offsets; then it tries again some seconds
+        later."""
         now_s = monotonic_s()
         if now_s < self._from_s:
             return
@@ -74,11 +75,19 @@ class ReplicatedOffsets:
                     break
             else:
                 self._work = work
-        if self._unsaved and monotonic_s() - self._saved_s >= SAVE_S:
-            self._saved_s = monotonic_s()
-            self._table().save()
-            self._unsaved = False
         self._from_s = 0.0
+
+    def save_once(self) -> Progress:
+        """Saves the offsets if they changed, every five seconds at most. It waits for the disk, so it has a thread of
+        its own: the master waits for the reports of the one that follows. Raises the errors of a save."""
+        if self._unsaved and monotonic_s() - self._saved_s >= SAVE_S:
+            self._saved_s, self._unsaved = monotonic_s(), False
+            try:
+                self._table().save()
+            except BaseException:
+                self._unsaved = True
+                raise
+        return Progress(0)
 
     def _take(self, new: dict[Key, int]) -> Iterator[None]:
         for key, offset in new.items():

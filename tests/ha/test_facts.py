@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from typing import Any
 
 import pytest
 
 import cystore
+from cystore.consumers.table import OffsetTable
 from cystore.errors import ReplicationError
 from cystore.ha.connection import SlaveConnection
 from cystore.ha.facts.collected import Sealed
@@ -83,7 +85,7 @@ with cystore.open(sys.argv[2], **masters(port)) as master, cystore.open(disk / "
                 except OSError:
                     pass
         master.groups.commit("g", "T0", 0, (master.groups.offset("g", "T0", 0) or 0) % 3 + 1)
-        return any("cannot take over facts" in text and "no space" in text for text in said)
+        return any(("over facts" in text or "ha-offsets" in text) and "no space" in text for text in said)
     master.configure(file_reserved_time_h=99)
     master.delete_topic("T1")
     until(is_refused)
@@ -112,6 +114,31 @@ def test_a_full_disk_of_the_slave_costs_nothing_but_another_try(tmp_path, port):
     (tmp_path / "disk").mkdir()
     told = on_small_disk("2m", tmp_path / "disk", FULL, str(tmp_path / "master"), str(port))
     assert told.endswith("equal\n")
+
+
+def test_a_slow_disk_under_the_offsets_delays_no_acknowledged_put(tmp_path, port, monkeypatch):
+    saving, go_on, save = threading.Event(), threading.Event(), OffsetTable.save
+
+    def slow(table: OffsetTable) -> bool:
+        if table._parts.root == tmp_path / "slave":
+            saving.set()
+            assert go_on.wait(30)
+        return save(table)
+
+    monkeypatch.setattr(OffsetTable, "save", slow)
+    with (
+        cystore.open(tmp_path / "master", **masters(port)) as master,
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+    ):
+        try:
+            fill_queue(master, 9)
+            wait_log(slave, wrote(master))
+            master.groups.commit("g", "T", 0, 5)
+            assert saving.wait(30)
+            for _ in range(3):
+                master.put("T", b"x", flush="replicated")
+        finally:
+            go_on.set()
 
 
 def test_offsets_are_durable_on_the_slave(tmp_path, port):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cystore.derived.files.offsets import QUEUE_ID_MAX, TOPIC, check_table
+from cystore.engine.files.progress import Progress
 from cystore.engine.manifest.removed_queues import Removed, RemovedQueue, removed_of
 from cystore.engine.manifest.store_settings import DELAY_LEVELS, LIGHT_QUEUES
 from cystore.errors import ReplicationError
@@ -37,7 +38,10 @@ class GroupOffsets(Protocol):
         """Forgets what the master sent so far: another master, or a later connection, begins."""
 
     def work(self, seconds: float) -> None:
-        """Continues for about so long, and saves the result from time to time."""
+        """Continues for about so long."""
+
+    def save_once(self) -> Progress:
+        """Makes what follows durable, from time to time. For a thread of its own."""
 
 
 @dataclass(frozen=True)
