@@ -31,7 +31,7 @@ from cystore import (
     StoreFullError,
     StoreNotWritableError,
 )
-from cystore.celery import homes, replicas
+from cystore.celery import homes
 from cystore.celery.base import event_loop, greenlets, records
 from cystore.celery.base.identity import check_id, store_id_of
 from cystore.celery.base.store_watch import back_to_the_broker
@@ -160,6 +160,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         `cystore_replicas`. None if this host has no store of the home."""
         if self.location.path and (home == homes.own_id(self) or home == store_id_of(self.store)):
             return self
+        from cystore.celery import replicas
+
         folder = replicas.folder_of(self.app)
         path = None if folder is None else replicas.served_in(folder, self.location.path).get(home)
         return None if path is None else ReplicaBackend(self.app, path)
@@ -167,6 +169,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     @property
     def has_replicas(self) -> bool:
         """Whether `of_home` looks into a folder: what it does not find there may come back."""
+        from cystore.celery import replicas
+
         return replicas.folder_of(self.app) is not None
 
     @contextmanager

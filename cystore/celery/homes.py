@@ -33,7 +33,6 @@ from cystore.celery.base import greenlets, records
 from cystore.celery.base.events import EVENTS, Event
 from cystore.celery.base.identity import has_home, is_replica, known_home_of
 from cystore.celery.base.queues import declared
-from cystore.system.store_lock import locked_byte
 
 if TYPE_CHECKING:
     from cystore import MessageStore
@@ -373,6 +372,8 @@ def append_once(
             raise MessageIllegalError(
                 f"topic: must be one of {', '.join(records.TOPICS)}, not {one['topic']!r}"
             )
+    from cystore.system.store_lock import locked_byte  # only a home of other hosts' tasks needs it
+
     with locked_byte(store.path / "config" / "homeRecord.lock", int(send_id[:8], 16) % LOCKS):
         known = _unique_keys(store, [(one["topic"], one["unique_key"]) for one in fields])
         fresh = [one for one in fields if one["unique_key"] not in known]

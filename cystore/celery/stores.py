@@ -32,7 +32,6 @@ from cystore import (
 )
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX, hidden
 from cystore.config_sources import given_outside
-from cystore.engine.inspect.recognize import is_store
 from cystore.ha.link.address import masters_in
 from cystore.layout import CONSTANTS
 from cystore.value_class import value_class
@@ -46,6 +45,7 @@ SCHEME = "cystore"
 RESULTS_TOPIC = "celery_results"
 REMOTE = "remote"  # Celery uses the part before the plus as the backend's name, and passes on the rest
 READER = "reader"
+MANIFEST = "manifest"  # a file in each store that was opened once
 EXAMPLE = "cystore:///var/lib/app/store"
 MIB = 1 << 20
 QUEUE_ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
@@ -336,14 +336,14 @@ def open_later(app: Celery) -> None:
 
 def put_off(location: Location, app: Celery) -> bool:
     """Whether the worker of an app opens its store after it forked its pool: if it is there, and this user seems to be
-    allowed to write to it."""
+    allowed to write to it. A store that RocketMQ made, and no process of ours opened, is opened at once."""
     global _main_pid
     root = Path(location.path)
     _found.pop(location.path, None)
     if app not in _later or not location.path or opened_at(location.path) is not None:
         return False
     try:
-        if not os.access(root, os.R_OK | os.W_OK | os.X_OK) or not is_store(root):
+        if not os.access(root, os.R_OK | os.W_OK | os.X_OK) or not (root / MANIFEST).is_file():
             return False
         _found[location.path], _main_pid = _directory(location.path), os.getpid()
     except (OSError, StoreError):  # the open reports it

@@ -1,5 +1,7 @@
 """The identity of a store: the uuid in ``config/storeId``, which moves with the directory; and its home, the id of its
-log, which the store shares with its replicas."""
+log, which the store shares with its replicas.
+
+A worker forks its pool before it opens its store. So the parts that read the files are imported where they are used."""
 
 from __future__ import annotations
 
@@ -8,9 +10,6 @@ import weakref
 from typing import TYPE_CHECKING
 
 from cystore import StoreError, StoreFullError, StoreIsSlaveError, StoreNotWritableError
-from cystore.engine.manifest.manifest import read_facts
-from cystore.ha import home
-from cystore.ha.role import role_of
 
 if TYPE_CHECKING:
     from cystore import MessageStore
@@ -23,6 +22,8 @@ _known: weakref.WeakKeyDictionary[MessageStore, str] = weakref.WeakKeyDictionary
 def store_id_of(store: MessageStore) -> str:
     """The id of a store's directory, made by the first process that asks. Raises StoreFormatError if it is damaged, and
     StoreMovedError if it would be made where the store is no more."""
+    from cystore.ha import home
+
     found = home.directory_id(store.path)
     if not found:
         store.check_usable()  # `store.path` is a name: it would make a directory for the id
@@ -45,6 +46,10 @@ def known_home_of(store: MessageStore) -> str:
     has the id of its directory. The id is read once for each open store, as soon as it is final."""
     found = _known.get(store)
     if found is None:
+        from cystore.engine.manifest.manifest import read_facts
+        from cystore.ha import home
+        from cystore.ha.role import role_of
+
         facts = read_facts(store.path)[0]
         found = home.home_of(store.path, facts)
         if not found:

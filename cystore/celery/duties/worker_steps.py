@@ -33,7 +33,7 @@ from celery.worker.consumer.mingle import Mingle
 from kombu.utils.imports import symbol_by_name
 
 from cystore import StoreError
-from cystore.celery import replicas, stores
+from cystore.celery import stores
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base import queues
 from cystore.celery.base.green_timers import STARTED_BEFORE
@@ -42,7 +42,6 @@ from cystore.celery.base.processes import ForkLock, without_collections
 from cystore.celery.base.store_watch import StoreWatch
 from cystore.celery.results.full_disk import tell_in_one_line
 from cystore.celery.routing.other_homes import reader_of
-from cystore.ha.home import directory_id
 
 log = logging.getLogger("cystore.celery")
 
@@ -86,8 +85,7 @@ def take_part(worker: Any) -> None:
             ours.append(DutyStep)
             for name in ("celery.worker.strategy", "celery.app.trace"):
                 logging.getLogger(name).addFilter(_no_ticks)
-    if _serves_replicas(app):
-        ours.append(ReplicaStep)
+    ours.append(ReplicaStep)
     opening = _openings[app] = Opening(backend, [step.module for step in ours])
     app.steps["consumer"].update(ours, [StoreStep] if backend.location.path else [])
     if stores.is_put_off(backend.location):
@@ -110,6 +108,7 @@ def _does_duties(app: Any) -> bool:
     try:
         if takes_ticks():
             from cystore.celery.duties import duty_runs
+            from cystore.ha.home import directory_id
 
             put_off = stores.is_put_off(backend.location)
             known = directory_id(Path(backend.location.path)) if put_off else ""
@@ -125,6 +124,8 @@ def _does_duties(app: Any) -> bool:
 
 def _serves_replicas(app: Any) -> bool:
     """Whether a worker may have replicas. A wrong setting is logged."""
+    from cystore.celery import replicas
+
     try:
         folder = replicas.folder_of(app)
     except ImproperlyConfigured as error:
@@ -164,6 +165,7 @@ class Opening:
         self._error: BaseException | None = error
         self._told = False
         self.has_thread = False
+        self.left_out: set[str] = set()  # modules whose steps have nothing to do
         if error is not None:
             self._done.set()
 
@@ -175,7 +177,10 @@ class Opening:
                 return
             try:
                 for name in self._modules:
-                    importlib.import_module(name)
+                    if name == REPLICAS and not _serves_replicas(backend.app):
+                        self.left_out.add(name)
+                    else:
+                        importlib.import_module(name)
                 if READS in self._modules:
                     with suppress(ImproperlyConfigured, ImportError):  # the step itself reports them
                         if reader_of(backend) is not None:
@@ -293,6 +298,8 @@ class _Late(bootsteps.StartStopStep):
         """Starts the content at the first connection to the broker. It stays through all later ones."""
         opening = _openings[parent.app]
         opening.wait()
+        if self.module in opening.left_out:
+            return
         if opening.has_thread:
             parent.call_soon(self._start_content, parent)
         else:

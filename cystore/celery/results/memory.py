@@ -11,8 +11,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cystore.system import files
-
 if TYPE_CHECKING:
     from cystore import MessageStore
 
@@ -27,6 +25,8 @@ _before_bytes = -1  # the process's file pages at the last release
 
 def shared_bytes() -> int:
     """The part of this process's resident size that is pages of files, libraries included."""
+    from cystore.system import files  # a process that opened a store has it
+
     return int(files.read_all(Path(f"/proc/{os.getpid()}/statm")).split()[2]) * PAGE_BYTES
 
 
