@@ -32,7 +32,6 @@ from cystore import (
 )
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX, hidden
 from cystore.config_sources import given_outside
-from cystore.ha.link.address import masters_in
 from cystore.layout import CONSTANTS
 from cystore.value_class import value_class
 
@@ -152,8 +151,11 @@ class Location:
                     )
             where = "settings"
             outside = {name: value for name, (value, _) in given_outside().items()}
-            where = f"result_backend {hidden(url)!r}"
-            masters_in(parts.netloc)
+            if parts.netloc:
+                from cystore.ha.link.address import masters_in  # a worker loads the rest of it after its fork
+
+                where = f"result_backend {hidden(url)!r}"
+                masters_in(parts.netloc)
         except ValueError as error:
             raise ImproperlyConfigured(f"{where}: {error}") from error
         settings = {**outside, **settings}
