@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz import compaction, kernels, parsers, replication, stores
+from tests.fuzz import compaction, kernels, ledgers, parsers, replication, stores
 
 TARGETS = {
     target.name: target
@@ -12,5 +12,6 @@ TARGETS = {
         *parsers.TARGETS,
         *stores.TARGETS,
         *replication.TARGETS,
+        *ledgers.TARGETS,
     )
 }
