@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.scale import command as scale
 from benchmarks.scale import growth
-from benchmarks.store import compact, groups, importing, memory, replication, writes
+from benchmarks.store import compact, groups, importing, memory, replicas, replication, writes
 from benchmarks.suite import check, pairs, report, runner
 from benchmarks.suite.cases import CASES
 from benchmarks.suite.document import updated
@@ -37,6 +37,7 @@ COMMANDS = {
     "import": lambda _: importing.main(),
     "memory": memory.main,
     "pairs": pairs.main,
+    "replicas": replicas.main,
     "replication": replication.main,
     "scale": scale.main,
     "spark": _spark,
