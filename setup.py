@@ -61,6 +61,7 @@ LIBRARIES: dict[str, list[str]] = {
     "record": ["z"],
     "filters": [],
     "append": [],
+    "replication": [],
     "derived": [],
     "scan": [],
     "lookup": [],

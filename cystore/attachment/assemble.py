@@ -116,6 +116,7 @@ def compose(
     if mode is Mode.WRITE:
         show_role(manifest, control)
         cystore_records = config.record_format == "cystore"
+        slaves = SlaveProgress(control, config)
         append_policy = AppendPolicy(
             control,
             commit_log,
@@ -126,7 +127,8 @@ def compose(
             cystore_records=cystore_records,
             relieve=backlog.relieve if keeps_backlog else None,
             master=partial(master_of, manifest, root),
-            replicated=SlaveProgress(control, config).wait_for,
+            replicated=slaves.wait_for,
+            announce=slaves.announce,
             buffers=buffers,
         )
         appender = Appender(

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Callable
 
 from cystore._native.memory.control import Control
+from cystore._native.replication.outflow import Outflow
 from cystore._native.system.descriptor import Descriptor
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
@@ -36,8 +37,7 @@ DIGESTS_MAX, DIGEST_BYTES_MAX = 256, 64 << 20
 
 
 class SlaveConnection:
-    """`acknowledged`: the end of the slave's log by its last report, -1 before the first. Raises ReplicationError if
-    the slave violates the protocol; OSError when the connection is over."""
+    """Raises ReplicationError if the slave violates the protocol; OSError when the connection is over."""
 
     def __init__(
         self,
@@ -54,49 +54,57 @@ class SlaveConnection:
         self._control, self._commit_log, self._config = control, commit_log, config
         self._hello, self._secret, self._session = hello, secret, session
         self.member = ""  # the slave's name in the group; "" if it is no member
-        self._confirms = False  # the member takes the confirmed position in the headers
-        self._confirmed = 0  # as the last header had it
+        self.flow = Outflow(connection.fileno(), config.ha_transfer_batch_size_bytes, monotonic_s())
         self._told_s = 0.0
         self._nonce = secrets.token_bytes(wire.NONCE_BYTES)
         self._proved = secret is None
-        self.acknowledged = -1
         self.is_ours = False
         self.asks_facts = False
         self._facts: Sealed | None = None  # to send when the slave has the log up to their position
         self._facts_sent: Sealed | None = None
-        self.since_s = self._heard_s = self._sent_s = monotonic_s()
         self._in = bytearray()
-        self._out = bytearray()  # to send first; then follow `_left` bytes of the file
-        self._next = -1  # log position of the next frame
-        self._at = self._left = 0  # of the frame being sent: log position and number of bytes still to send
+        self._out = bytearray()  # to send first; then follow `flow.left` bytes of the file
         self._file: Descriptor | None = None
-        self._file_base = -1
         self._digests = self._digest_bytes = 0
         self._secured = not isinstance(connection, ssl.SSLSocket)
 
     def close(self) -> None:
+        self.flow.socket = -1
         self.socket.close()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._close_file()
+
+    def _close_file(self) -> None:
+        file, self._file, self.flow.file = self._file, None, -1
+        if file is not None:
+            file.close()
+
+    @property
+    def acknowledged(self) -> int:
+        """The end of the slave's log by its last report, -1 before the first."""
+        return self.flow.acknowledged
+
+    @property
+    def flows(self) -> bool:
+        """Whether `flow` has all that is to be done for this slave now (`outflow.serve`)."""
+        return self.is_following and self._is_without_tls and not self._in and not self._out
 
     @property
     def is_following(self) -> bool:
         """Whether the slave has reported its position."""
-        return self._next >= 0
+        return self.flow.next >= 0
 
     @property
     def has_unsent(self) -> bool:
-        return bool(self._out or self._left)
+        return bool(self._out or self.flow.left)
 
     @property
     def has_work(self) -> bool:
         """Whether there are bytes to send."""
-        return self.has_unsent or (self.is_following and self._next < self._control.wrote)
+        return self.has_unsent or (self.is_following and self.flow.next < self._control.wrote)
 
     def check_time(self) -> None:
         """Raises ReplicationError if the slave has sent no report for ha_housekeeping_interval_ms."""
-        quiet_s = monotonic_s() - self._heard_s
+        quiet_s = monotonic_s() - self.flow.heard_s
         if quiet_s * 1000 > self._config.ha_housekeeping_interval_ms:
             raise ReplicationError(f"the slave sent nothing for {quiet_s:.0f} s")
 
@@ -183,7 +191,8 @@ class SlaveConnection:
             )
         asked = wire.Join.parse(data)
         answer = self._session.admit(asked)
-        self.member, self._confirms = asked.member, asked.confirms
+        self.member = asked.member
+        self.flow.epoch, self.flow.confirms = self._session.epoch, asked.confirms
         self._answer(answer.frame())
 
     def _check_epoch(self, epoch: int) -> None:
@@ -195,9 +204,9 @@ class SlaveConnection:
 
     def _log_header(self, position: int, size: int) -> bytes:
         if self.member and self._session is not None:
-            if self._confirms:
-                self._confirmed = self._control.confirmed
-                return wire.CONFIRMED_HEADER.pack(position, size, self._session.epoch, self._confirmed)
+            if self.flow.confirms:
+                self.flow.confirmed = self._control.confirmed
+                return wire.CONFIRMED_HEADER.pack(position, size, self._session.epoch, self.flow.confirmed)
             return wire.EPOCH_HEADER.pack(position, size, self._session.epoch)
         return wire.HEADER.pack(position, size)
 
@@ -205,6 +214,8 @@ class SlaveConnection:
         if self.is_ours or self.is_following:
             raise ReplicationError("the slave greeted twice")
         self.is_ours = True
+        if not self._config.gives("ha_transfer_batch_size_bytes"):
+            self.flow.frame_bytes = OWN_FRAME_BYTES  # a frame costs both sides the same, however long it is
         self._answer(self._hello("" if self._secret is None else self._nonce.hex()).frame())
 
     def _ask_facts(self) -> None:
@@ -243,14 +254,15 @@ class SlaveConnection:
         self._answer(wire.talk(wire.DIGEST, found))
 
     def _answer(self, frame: bytes) -> None:
-        if self._left or len(self._out) + len(frame) > ANSWERS_BYTES_MAX:
+        if self.flow.left or len(self._out) + len(frame) > ANSWERS_BYTES_MAX:
             raise ReplicationError("the slave asks and does not read the answers")
         self._out += frame
 
     def _reported(self, offset: int) -> None:
         """Handles a report. The first report gives the end of the slave's log, later ones its progress. Only reports
         show that the slave lives."""
-        self._heard_s = monotonic_s()
+        flow = self.flow
+        flow.heard_s = monotonic_s()
         wrote, minimum = self._control.wrote, self._control.min_physical_offset
         if offset > wrote:
             raise ReplicationError(f"the slave reported {offset}, and the log ends at {wrote}")
@@ -258,13 +270,13 @@ class SlaveConnection:
             if 0 < offset < minimum:
                 raise ReplicationError(f"the slave's log ends at {offset}, and this one begins at {minimum}")
             # If a slave reports 0, RocketMQ's master begins with its last file. Such a slave accepts any offset.
-            self._next = max(offset, minimum)
-            log.info("%s: slave %s follows from %d", self._commit_log.files.root, self.name, self._next)
-        elif offset < self.acknowledged or offset > self._next:
+            flow.next = max(offset, minimum)
+            log.info("%s: slave %s follows from %d", self._commit_log.files.root, self.name, flow.next)
+        elif offset < flow.acknowledged or offset > flow.next:
             raise ReplicationError(
-                f"the slave reported {offset} after {self.acknowledged}, and was sent the log up to {self._next}"
+                f"the slave reported {offset} after {flow.acknowledged}, and was sent the log up to {flow.next}"
             )
-        self.acknowledged = offset
+        flow.acknowledged = offset
 
     # ------------------------------------------------------------------------------------------------ what it is sent
 
@@ -273,32 +285,33 @@ class SlaveConnection:
         the number of bytes."""
         if not self.secure():
             return 0
-        begun = self._at
+        flow = self.flow
+        self._out += flow.rest()
+        begun = flow.at
         try:
             while self._send_begun():
-                if not self.is_following or self._at - begun > TURN_BYTES or not self._begin_frame():
+                if not self.is_following or flow.at - begun > TURN_BYTES or not self._begin_frame():
                     break
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
-        return self._at - begun
+        return flow.at - begun
 
     def _begin_frame(self) -> bool:
         """Prepares the header of the next frame or of a heartbeat; False if neither is due."""
-        position, wrote = self._next, self._control.wrote
+        flow = self.flow
+        position, wrote = flow.next, self._control.wrote
         facts = self._facts
         if facts is not None and position >= facts.position:
             self._facts, self._facts_sent = None, facts
             self._out += self._log_header(wire.FACTS, len(facts.data)) + facts.data
             return True
         if self._owes_confirmed():
-            self._confirmed = self._control.confirmed
-            self._out += self._log_header(wire.CONFIRMED, wire.REPORT.size) + wire.REPORT.pack(
-                self._confirmed
-            )
+            flow.confirmed = self._control.confirmed
+            self._out += self._log_header(wire.CONFIRMED, wire.REPORT.size) + wire.REPORT.pack(flow.confirmed)
             return True
         if position >= wrote:
-            silent_s = monotonic_s() - self._sent_s
-            has_news = self._confirms and self._control.confirmed > self._confirmed and silent_s >= NEWS_S
+            silent_s = monotonic_s() - flow.sent_s
+            has_news = flow.confirms and self._control.confirmed > flow.confirmed and silent_s >= NEWS_S
             if not has_news and silent_s * 1000 < self._config.ha_send_heartbeat_interval_ms:
                 return False
             self._out += self._log_header(position, 0)
@@ -308,60 +321,51 @@ class SlaveConnection:
                 f"the log from {position} on is gone; it begins at {self._control.min_physical_offset}"
             )
         base = self._commit_log.files.base_of(position)
-        end = min(wrote, base + self._commit_log.file_bytes, position + self._frame_bytes)
+        end = min(wrote, base + self._commit_log.file_bytes, position + self.flow.frame_bytes)
         self._opened(base)
-        self._at, self._left, self._next = position, end - position, end
-        self._out += self._log_header(position, self._left)
+        flow.at, flow.left, flow.next = position, end - position, end
+        self._out += self._log_header(position, flow.left)
         return True
-
-    @property
-    def _frame_bytes(self) -> int:
-        """The most bytes of log in one frame. Each frame costs both sides the same, however long it is."""
-        config = self._config
-        if self.is_ours and not config.gives("ha_transfer_batch_size_bytes"):
-            return OWN_FRAME_BYTES
-        return config.ha_transfer_batch_size_bytes
 
     def _owes_confirmed(self) -> bool:
         """Whether to tell the confirmed position to a slave that is no member: a member has it in each header."""
         if self.member or not self.asks_facts or self._session is None:
             return False
         now_s = monotonic_s()
-        if self._control.confirmed <= self._confirmed or now_s - self._told_s < NEWS_S:
+        if self._control.confirmed <= self.flow.confirmed or now_s - self._told_s < NEWS_S:
             return False
         self._told_s = now_s
         return True
 
     def _opened(self, base: int) -> Descriptor:
-        if self._file is None or self._file_base != base:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+        if self._file is None or self.flow.file_base != base:
+            self._close_file()
             path = self._commit_log.files.path(base)
             with files.translated(path):
                 self._file = files.open_file(path, os.O_RDONLY)
-            self._file_base = base
+            self.flow.file, self.flow.file_base = self._file.fd, base
         return self._file
 
     def _send_begun(self) -> bool:
         """Sends the rest of the frame in progress, then returns True. Raises BlockingIOError while the connection takes
         no more bytes."""
+        flow = self.flow
         while self._out:
             sent = (
                 self.socket.send(self._out, socket.MSG_MORE)
-                if self._left and self._is_without_tls
+                if flow.left and self._is_without_tls
                 else self.socket.send(self._out)
             )
-            self._sent_s = monotonic_s()
+            flow.sent_s = monotonic_s()
             del self._out[:sent]
-        while self._left:
+        while flow.left:
             sent = self._send_file()
             if sent == 0:
                 raise StoreError(
-                    "the file is shorter than the log", path=self._commit_log.files.path(self._file_base)
+                    "the file is shorter than the log", path=self._commit_log.files.path(flow.file_base)
                 )
-            self._sent_s = monotonic_s()
-            self._at, self._left = self._at + sent, self._left - sent
+            flow.sent_s = monotonic_s()
+            flow.at, flow.left = flow.at + sent, flow.left - sent
         return True
 
     @property
@@ -370,7 +374,7 @@ class SlaveConnection:
 
     def _send_file(self) -> int:
         assert self._file is not None
-        place = self._at - self._file_base
+        place = self.flow.at - self.flow.file_base
         if self._is_without_tls:
-            return os.sendfile(self.socket.fileno(), self._file.fd, place, self._left)
-        return self.socket.send(os.pread(self._file.fd, min(self._left, 16 << 10), place))
+            return os.sendfile(self.socket.fileno(), self._file.fd, place, self.flow.left)
+        return self.socket.send(os.pread(self._file.fd, min(self.flow.left, 16 << 10), place))

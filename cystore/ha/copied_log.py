@@ -12,6 +12,7 @@ from cystore._native.append import copied
 from cystore._native.append.append import end_segment
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.replication.inflow import Inflow
 from cystore._native.system.descriptor import Descriptor
 from cystore._native.system.failpoint import failpoint
 from cystore.engine.log.allocate import PAGE_BYTES
@@ -42,9 +43,9 @@ class CopiedLog:
         self._control, self._commit_log, self._policy = control, commit_log, policy
         self._manifest, self._max_bytes = manifest, max_body_bytes + RECORD_MORE_BYTES
         self._records = copied.CopiedRecords(control)
-        self._bytes = bytearray(ROOM_BYTES)
-        self._begin = self._end = 0  # of the bytes that are not appended yet
-        self._skip = 0  # bytes of a blank that are still to come
+        self.flow = Inflow(
+            control, self._records, commit_log.file_bytes, self._max_bytes, bytearray(ROOM_BYTES)
+        )
         self._file: Descriptor | None = None  # of the segment that begins at `_file_base`
         self._file_base = -1
 
@@ -55,17 +56,18 @@ class CopiedLog:
     @property
     def received(self) -> int:
         """The log position after the received bytes."""
-        return self._control.wrote - self._skip + self._end - self._begin
+        return self._control.wrote - self.flow.skip + self.flow.end - self.flow.begin
 
     @property
     def whole(self) -> int:
         """The end of the log; while a file's blank is still being received, the position up to which it was received.
         The log's own end is after the blank already, ahead of the master's bytes."""
-        return self._control.wrote - self._skip
+        return self._control.wrote - self.flow.skip
 
     def restart(self) -> None:
         """Forgets the bytes that were not appended: the next bytes belong to the log's end."""
-        self._begin = self._end = self._skip = 0
+        self.flow.begin = self.flow.end = self.flow.skip = 0
+        self.flow.append_to(None, 0, -1)
         self._forget_file()
 
     @property
@@ -116,45 +118,48 @@ class CopiedLog:
 
     def room(self) -> memoryview:
         """The memory for the next bytes; the caller tells their number to `took`."""
-        if self._end == len(self._bytes):
-            left = self._end - self._begin
-            if self._begin == 0:  # the record is longer than the memory
-                self._bytes = self._bytes + bytearray(len(self._bytes))
+        flow = self.flow
+        if flow.end == len(flow.data):
+            left = flow.end - flow.begin
+            if flow.begin == 0:  # the record is longer than the memory
+                flow.data = flow.data + bytearray(len(flow.data))
             else:
-                self._bytes[:left] = self._bytes[self._begin : self._end]
-                self._begin, self._end = 0, left
+                flow.data[:left] = flow.data[flow.begin : flow.end]
+                flow.begin, flow.end = 0, left
                 return self.room()
-        return memoryview(self._bytes)[self._end :]
+        return memoryview(flow.data)[flow.end :]
 
     def took(self, count: int) -> None:
         """Takes `count` bytes that the caller put into `room`. Appends the complete records. Raises CorruptRecordError,
         ReplicationError and the errors of put."""
-        self._end += count
+        flow = self.flow
+        flow.end += count
         try:
             while self._step():
                 pass
         finally:
             self._records.forget()
-        if self._begin == self._end:
-            self._begin = self._end = 0
+        if flow.begin == flow.end:
+            flow.begin = flow.end = 0
 
     def _step(self) -> bool:
         """Appends one batch of records, or one blank; False if more bytes are needed first."""
-        if self._skip:
-            skipped = min(self._skip, self._end - self._begin)
-            self._begin, self._skip = self._begin + skipped, self._skip - skipped
-        if self._begin == self._end:
+        flow = self.flow
+        if flow.skip:
+            skipped = min(flow.skip, flow.end - flow.begin)
+            flow.begin, flow.skip = flow.begin + skipped, flow.skip - skipped
+        if flow.begin == flow.end:
             return False
         segments, position = self._commit_log.files, self._control.wrote
         file_end = segments.base_of(position) + segments.file_bytes
         records = self._records
-        if records.check(self._bytes, self._begin, self._end, position, file_end):
+        if records.check(flow.data, flow.begin, flow.end, position, file_end):
             self._append(file_end)
-            self._begin += records.length
+            flow.begin += records.length
             return True
         if records.blank:
             self._end_file(position, file_end)
-            self._skip = file_end - position
+            flow.skip = file_end - position
             return True
         if records.short > self._max_bytes:
             raise MessageIllegalError(
@@ -165,17 +170,20 @@ class CopiedLog:
 
     def _append(self, file_end: int) -> None:
         records, policy = self._records, self._policy
-        if records.has_cystore_records:
+        if records.has_cystore_records and not self.flow.is_marked:
             self._commit_log.mark_cystore_records()
+            self.flow.is_marked = True
         begin, end = records.position, records.position + records.length + BLANK_SIZE_MIN
         while True:
             if self._control.allocated < end:
                 policy.make_room(end)
             segment, fd = policy.segment_at(begin), -1
+            opened, ready = self._opened(segment).fd, begin
             if records.length >= copied.WRITTEN_BYTES:
-                fd = self._opened(segment).fd
+                fd = opened
             else:
-                policy.faulted_in(begin, end)
+                ready = policy.faulted_in(begin, end)
+            self.flow.append_to(segment, ready, opened)  # the next ones
             with files.translated(segment.path), self._control.held("append"):
                 status = records.append(segment, fd)
             if status == copied.DONE:

@@ -49,7 +49,7 @@ class Slave:
         self._membership, self._facts = membership, facts
         self._least_epoch = self.epoch = least_epoch  # the last master's
         self._aside: bytearray | None = None  # what is being received between two frames of log
-        self._aside_kind = 0
+        self._aside_kind = self._aside_left = 0
         self._headers = wire.HEADER
         self._control, self._commit_log, self._copied, self._config = control, commit_log, copied, config
         # While a member waits for a dead master, it cannot stand for election, so it waits for a short time only.
@@ -58,18 +58,20 @@ class Slave:
         self._progress = SlaveProgress(control, config, commit_log.files.root)
         self._wait_s = wait_s
         self._heard_s = self._reported_s = 0.0
-        self._reported = -1
         self._header = bytearray()
-        self._left = -1  # bytes of the present frame that are still to come; -1: its header is not complete
-        self.masters_end = -1  # the end of the master's log, by its frames; -1: not known
+        self._flow = copied.flow
         self._asked_whole = False  # this slave asked RocketMQ's master for all but the log's first byte
         self._has_last_file_only = False
-        self._confirmed = -1  # by the master's frames
 
     @property
     def master(self) -> str:
         """The master's address."""
         return self._call.master
+
+    @property
+    def masters_end(self) -> int:
+        """The end of the master's log, by its frames; -1: not known."""
+        return self._flow.masters_end
 
     @property
     def is_connected(self) -> bool:
@@ -98,6 +100,7 @@ class Slave:
 
     def _connect(self) -> None:
         self._headers = wire.HEADER
+        self._flow.epoch, self._flow.confirms = -1, False
         hello = self._call.open()
         if hello is None and self._membership is not None:
             raise ReplicationError(
@@ -105,7 +108,7 @@ class Slave:
             )
         self._copied.restart()
         self._header.clear()
-        self._left, self._heard_s, self._aside = -1, monotonic_s(), None
+        self._flow.left, self._heard_s, self._aside = -1, monotonic_s(), None
         if hello is None:
             log.info("%s: master %s is RocketMQ's", self._commit_log.files.root, self.master)
             self._set_confirming(False)
@@ -121,7 +124,7 @@ class Slave:
             self._compare(hello)
             if self._membership is None:
                 self._copied.of_home(hello.home)
-            self.masters_end = hello.wrote
+            self._flow.masters_end = hello.wrote
             self._ask_facts(hello)
             if self._copied.is_empty:
                 self._copied.begin_at(hello.min_physical_offset)
@@ -130,7 +133,7 @@ class Slave:
         position = self._control.wrote
         self._asked_whole = hello is None and position == 0 and not self._has_last_file_only
         self._report(FIRST_BYTE if self._asked_whole else position)
-        self._reported = position
+        self._flow.reported = position
         log.info("%s: follows %s from %d", self._commit_log.files.root, self.master, self._control.wrote)
 
     def _join(self, membership: Membership, hello: Hello) -> None:
@@ -142,6 +145,7 @@ class Slave:
         joined = wire.Joined.parse(self._call.talk(wire.JOIN))
         membership.joined(joined, self._control.min_physical_offset, self._control.wrote, hello.wrote)
         self._headers = wire.CONFIRMED_HEADER if joined.confirms else wire.EPOCH_HEADER
+        self._flow.epoch, self._flow.confirms = membership.epoch, joined.confirms
         self._control.confirming = int(joined.confirms)  # a master of an earlier release says nothing of it
 
     def _ask_facts(self, hello: Hello) -> None:
@@ -230,19 +234,20 @@ class Slave:
         else:
             self._copied.make_durable(position)
             self._call.send(wire.EPOCH_REPORT.pack(position, self._membership.epoch))
-        self._reported, self._reported_s = position, monotonic_s()
+        self._flow.reported, self._reported_s = position, monotonic_s()
 
     def _follow(self) -> int:
         connection = self._call.socket
         assert connection is not None
-        received = 0
-        if readable(connection, WAIT_S):
-            connection.settimeout(0.0)
-            try:
-                while received < TURN_BYTES and (count := self._receive(connection)) > 0:
-                    received += count
-            finally:
-                connection.settimeout(self._wait_s)
+        received, reported = 0, self._flow.reported
+        if self._aside is None and not self._header and not isinstance(connection, ssl.SSLSocket):
+            received, odd = self._flow.follow(
+                connection.fileno(), int(1000 * WAIT_S), self._membership is None and not self._asked_whole
+            )
+        else:
+            odd = readable(connection, WAIT_S)
+        if odd:
+            received += self._receive_odd(connection)
         now_s, wrote = monotonic_s(), self._copied.whole
         if received:
             self._heard_s = now_s
@@ -250,50 +255,64 @@ class Slave:
             raise ReplicationError(f"the master {self.master} sent nothing for {now_s - self._heard_s:.0f} s")
         if self._facts is not None:
             self._facts.work()
-        if self._confirmed > self._control.confirmed and wrote > self._control.confirmed:
-            self._progress.confirmed(min(self._confirmed, wrote))
+        if self._flow.confirmed > self._control.confirmed and wrote > self._control.confirmed:
+            self._progress.confirmed(min(self._flow.confirmed, wrote))
         if self._membership is not None and 0 <= self.masters_end <= wrote:
             self._membership.caught_up()
+        if self._flow.reported != reported:
+            self._reported_s = now_s
         if (
-            wrote != self._reported
+            wrote != self._flow.reported
             or (now_s - self._reported_s) * 1000 >= self._config.ha_send_heartbeat_interval_ms
         ):
             self._report(wrote)
         return received
 
+    def _receive_odd(self, connection: socket.socket) -> int:
+        """Appends what an obstacle kept back, and receives step by step until the next frame of log begins."""
+        self._copied.took(0)
+        connection.settimeout(0.0)
+        received = 0
+        try:
+            while received < TURN_BYTES and (count := self._receive(connection)) > 0:
+                received += count
+                if self._aside is None and not self._header and not isinstance(connection, ssl.SSLSocket):
+                    break
+        finally:
+            connection.settimeout(self._wait_s)
+        return received
+
     def _receive(self, connection: socket.socket) -> int:
         """Receives a part of a frame; returns its length, 0 if no bytes have arrived."""
+        flow, aside = self._flow, self._aside
         try:
-            if self._left < 0:
+            if aside is not None:
+                count = connection.recv_into(memoryview(aside)[len(aside) - self._aside_left :])
+            elif flow.left >= 0:
+                count = connection.recv_into(self._copied.room()[: flow.left])
+            else:
                 piece = connection.recv(self._headers.size - len(self._header))
-                if not piece:
-                    raise ConnectionResetError("the master closed the connection")
                 self._header += piece
-                if len(self._header) == self._headers.size:
-                    self._begin_frame()
-                return len(piece)
-            aside = self._aside
-            room = (
-                self._copied.room()[: self._left]
-                if aside is None
-                else memoryview(aside)[len(aside) - self._left :]
-            )
-            count = connection.recv_into(room)
+                count = len(piece)
         except (BlockingIOError, ssl.SSLWantReadError):
             return 0
         if count == 0:
             raise ConnectionResetError("the master closed the connection")
-        self._left = self._left - count or -1
-        if aside is None:
+        if aside is not None:
+            self._aside_left -= count
+            if not self._aside_left:
+                self._aside = None
+                self._take_aside(self._aside_kind, bytes(aside))
+        elif flow.left >= 0:
+            flow.left = flow.left - count or -1
             self._copied.took(count)
-        elif self._left < 0:
-            self._aside = None
-            self._take_aside(self._aside_kind, bytes(aside))
+        elif len(self._header) == self._headers.size:
+            self._begin_frame()
         return count
 
     def _take_aside(self, kind: int, data: bytes) -> None:
         if kind == wire.CONFIRMED:
-            self._confirmed = max(self._confirmed, *wire.REPORT.unpack(data))
+            self._flow.confirmed = max(self._flow.confirmed, *wire.REPORT.unpack(data))
         elif self._facts is not None:
             self._facts.take(data)
 
@@ -322,11 +341,11 @@ class Slave:
                 f"the master sends epoch {epoch}, but it was elected in {self._membership.epoch}"
             )
         if len(epoch) > 1:
-            self._confirmed = max(self._confirmed, epoch[1])
+            self._flow.confirmed = max(self._flow.confirmed, epoch[1])
         if offset in (wire.FACTS, wire.CONFIRMED):
             if self._facts is None or size == 0 or (offset == wire.CONFIRMED and size != wire.REPORT.size):
                 raise ReplicationError(f"the master sent a frame of kind {offset} and {size} bytes")
-            self._aside, self._aside_kind, self._left = bytearray(size), offset, size
+            self._aside, self._aside_kind, self._aside_left = bytearray(size), offset, size
             return
         if self._asked_whole:
             offset, size = self._after_first_byte(offset, size)
@@ -336,5 +355,5 @@ class Slave:
             raise ReplicationError(
                 f"the master sent the log from {offset} on, but this log continues at {self._copied.received}"
             )
-        self.masters_end = max(self.masters_end, offset + size)
-        self._left = size or -1
+        self._flow.masters_end = max(self._flow.masters_end, offset + size)
+        self._flow.left = size or -1

@@ -41,12 +41,8 @@ class SlaveProgress:
             raise self._ended("the epoch", end)
         if epoch == 0:
             self._check_slaves(end)
-        until_s = monotonic_s() + timeout_ms / 1000
-        control.wake_key(WANTED)
-        while True:
-            seen = control.key_seq(REPORTED)
-            if control.replicated >= end:
-                return
+        until_s, left_ms = monotonic_s() + timeout_ms / 1000, timeout_ms
+        while not control.wait_replicated(end, REPORTED, epoch, min(max(left_ms, 1), SLICE_MS)):
             left_ms = int((until_s - monotonic_s()) * 1000)
             who = "no slave" if epoch == 0 else "not every member in sync"
             if left_ms <= 0:
@@ -57,7 +53,12 @@ class SlaveProgress:
                 )
             if control.epoch != epoch:
                 raise self._ended(f"epoch {epoch}", end)
-            control.wait_key(REPORTED, seen, min(left_ms, SLICE_MS))
+
+    def announce(self) -> None:
+        """Wakes the thread that serves slaves: a put will wait for them (`wait_for`). If that thread is in this process, its socket is
+        the shorter way."""
+        if not self._control.ring():
+            self._control.wake_key(WANTED)
 
     def _ended(self, epoch: str, end: int) -> FlushSlaveTimeoutError:
         return FlushSlaveTimeoutError(

@@ -1,7 +1,8 @@
 """Wakes the thread that serves slaves when a put waits for them.
 
 That thread sleeps on sockets, and a put in another process cannot write to its sockets. So a second thread sleeps on a
-word in shared memory, and writes a byte into a socket that the first thread selects.
+word in shared memory, and writes a byte into a socket that the first thread selects. A put in this process writes that
+byte itself (`Control.ring`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class WaitingPuts:
         for one in (self.socket, self._writing):
             one.setblocking(False)
         self._thread = os_threads.Thread(self._run, "cystore-ha-puts")
+        control.bell = self._writing.fileno()
 
     def _run(self) -> None:
         try:
@@ -56,6 +58,7 @@ class WaitingPuts:
             return
 
     def close(self) -> None:
+        self._control.bell = -1
         self._stopping.set()
         if not self._control.closed:
             self._control.wake_key(WANTED)

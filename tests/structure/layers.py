@@ -28,6 +28,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore._native.record", "kernels of one record: bytes, checksum, properties, the message"),
     ("cystore._native.filters", "kernels that choose records by their properties"),
     ("cystore._native.append", "kernels that append records to the log"),
+    ("cystore._native.replication", "kernels that ship the log to other stores, and receive it"),
     ("cystore._native.derived", "kernels of the derived files: queues, index, dispatch, delay"),
     ("cystore._native.scan", "kernels that read records in the order of the log: the walk, columns"),
     ("cystore._native.lookup", "kernels that find messages by queue offset and by key"),

@@ -47,22 +47,6 @@ cdef enum:
 cdef int64_t QUEUE_OFFSET_MAX = 1 << 56
 cdef int64_t GAP_MAX = 1 << 20   # of queue offsets without records in one queue; see given_up_offsets.py
 
-# A checked record. Its pointers lead into the caller's bytes.
-cdef struct copied_record:
-    const uint8_t* start
-    const uint8_t* topic
-    int64_t at                  # distance from the batch's first byte
-    int64_t queue_offset
-    int64_t store_timestamp
-    queue_entry* entry
-    int32_t size
-    int32_t topic_len
-    int32_t queue_id
-    bint has_queue_offset
-    bint is_light               # is in the light queues too
-    light_queues light
-
-
 cdef queue_entry* _queue_at(control_block* block, const uint8_t* topic, int topic_len, int32_t queue_id,
                             int64_t queue_offset) noexcept nogil:
     """Finds or adds a queue; a new queue begins with this offset. NULL when there is no room for it."""
@@ -112,29 +96,13 @@ NEED_QUEUES = APPEND_NEED_QUEUES
 REFUSED = APPEND_REFUSED
 OVERWRITTEN = APPEND_OVERWRITTEN
 UNREADABLE = APPEND_UNREADABLE
-cdef int FAILED = 100           # the system's error is in `failed`
-
-# So many bytes are written to the file: the page cache takes them faster than page faults make room for them.
-WRITTEN_BYTES = 64 << 10
+WRITTEN_BYTES = WRITTEN_AT_LEAST
 
 
 @cython.final
 @cython.auto_pickle(False)
 cdef class CopiedRecords:
     """One batch of copied records: `check` takes it, `append` writes it, `wake` wakes waiters. One thread uses it."""
-
-    cdef Control control
-    cdef copied_record* records
-    cdef Py_buffer buffer
-    cdef bint has_buffer
-    cdef Py_ssize_t count
-    cdef int failed                     # errno of the last write to the file
-    cdef readonly int64_t position      # of the first record
-    cdef readonly int64_t length        # of all records
-    cdef readonly int64_t blank         # length of the blank behind them; 0: the bytes have none
-    # length of the record behind them, when the bytes have its begin and not its end; else 0
-    cdef readonly int64_t short
-    cdef readonly bint has_cystore_records  # a record is in cystore's own format
 
     def __cinit__(self, Control control not None):
         self.control = control
@@ -168,19 +136,21 @@ cdef class CopiedRecords:
         self.has_buffer = True
         if not 0 <= begin <= end <= self.buffer.len or not 0 <= position <= file_end:
             raise ValueError("the range is outside of the given bytes, or the position outside of the file")
-        self.position = position
-        self.has_cystore_records = False
         with nogil:
-            status = self._gather(<const uint8_t*>self.buffer.buf + begin, end - begin, file_end)
+            status = self.gather(<const uint8_t*>self.buffer.buf + begin, end - begin, position, file_end)
         if self.count == 0 and status not in (RECORD_OK, RECORD_SHORT, RECORD_BLANK):
             raise CorruptRecordError(f"the bytes are not an intact record: {STATUS_NAMES[status]}", offset=position)
         return self.count
 
-    cdef int _gather(self, const uint8_t* p, int64_t available, int64_t file_end) noexcept nogil:
+    cdef int gather(self, const uint8_t* p, int64_t available, int64_t position, int64_t file_end) noexcept nogil:
         cdef record_view v
         cdef copied_record* r
         cdef int status
         cdef int64_t at = 0, room
+        self.position = position
+        self.count = 0
+        self.length = self.blank = self.short = 0
+        self.has_cystore_records = False
         walk_begin(&v)
         while self.count < RECORDS_MAX and at < BYTES_MAX:
             room = file_end - self.position - at
@@ -229,13 +199,12 @@ cdef class CopiedRecords:
             raise StoreError(f"another append came first: the log ends at {load_i64(&block.wrote)}", path=file.path,
                              offset=self.position)
         with nogil:
-            status = self._append(block, file.address + (self.position - file.base), fd, self.position - file.base)
-        if status == FAILED:
+            status = self.append_to(block, file.address + (self.position - file.base), fd, self.position - file.base)
+        if status == WRITE_FAILED:
             raise OSError(self.failed, os.strerror(self.failed), file.path)
         return status
 
-    cdef int _append(self, control_block* block, uint8_t* p, int fd, int64_t place) noexcept nogil:
-        """`p` and `place`: where the first record goes, in memory and in the file."""
+    cdef int append_to(self, control_block* block, uint8_t* p, int fd, int64_t place) noexcept nogil:
         cdef copied_record* r
         cdef Py_ssize_t i
         cdef int64_t timestamp = block.last_store_timestamp
@@ -247,11 +216,11 @@ cdef class CopiedRecords:
             return APPEND_NEED_SPACE
         for i in range(self.count):
             r = &self.records[i]
-            if r.has_queue_offset and not self._find_queue(block, r):
+            if r.has_queue_offset and not self.find_queue(block, r):
                 return APPEND_NEED_QUEUES
             if r.has_queue_offset and r.queue_offset - r.entry.claimed > GAP_MAX + i:
                 return APPEND_UNREADABLE
-            if r.is_light and not self._find_light(block, r):
+            if r.is_light and not self.find_light(block, r):
                 return APPEND_NEED_QUEUES
             timestamp = max(timestamp, r.store_timestamp)
         begin_intent(block, self.position, self.position + self.length, timestamp)
@@ -263,8 +232,8 @@ cdef class CopiedRecords:
                 _claim_light(block, r)
         failpoint("copied.claimed")
         if fd >= 0:
-            if not self._write(fd, place):
-                return FAILED
+            if not self.write(fd, place):
+                return WRITE_FAILED
         else:
             for i in range(self.count - 1, -1, -1):  # the last record first: see append_items
                 memcpy(p + self.records[i].at, self.records[i].start, self.records[i].size)
@@ -286,7 +255,7 @@ cdef class CopiedRecords:
         end_intent(block, <uint64_t>self.count, <uint64_t>self.length)
         return APPEND_OK
 
-    cdef bint _write(self, int fd, int64_t place) noexcept nogil:
+    cdef bint write(self, int fd, int64_t place) noexcept nogil:
         """Writes the records, which follow each other in the caller's bytes, to the file."""
         cdef const uint8_t* start = self.records[0].start
         cdef int64_t done = 0
@@ -300,13 +269,13 @@ cdef class CopiedRecords:
                 return False
         return True
 
-    cdef bint _find_queue(self, control_block* block, copied_record* r) noexcept nogil:
+    cdef bint find_queue(self, control_block* block, copied_record* r) noexcept nogil:
         """Finds or adds the record's queue. A new queue begins with this record: the log may begin behind the queue's
         first messages."""
         r.entry = _queue_at(block, r.topic, r.topic_len, r.queue_id, r.queue_offset)
         return r.entry != NULL
 
-    cdef bint _find_light(self, control_block* block, copied_record* r) noexcept nogil:
+    cdef bint find_light(self, control_block* block, copied_record* r) noexcept nogil:
         cdef light_queues remaining = r.light
         cdef light_place place
         while light_next(&remaining, &place):
@@ -316,7 +285,9 @@ cdef class CopiedRecords:
 
     def wake(self):
         """Wakes the threads that wait for an append. Call it after `append`, when the lock is given back."""
-        cdef control_block* block = self.control.checked()
+        self.wake_all(self.control.checked())
+
+    cdef void wake_all(self, control_block* block) noexcept nogil:
         cdef Py_ssize_t i
         control_wake_sleepers(block)
         for i in range(self.count):

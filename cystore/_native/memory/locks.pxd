@@ -1,10 +1,10 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from cystore._native.memory.atomics cimport (
-    EOWNERDEAD, control_block_opaque, control_mutex, exchange_u32, futex_wake_all, load_u32, or_u32,
-    pthread_mutex_consistent, pthread_mutex_t, sleepers_after_unlock
+    EOWNERDEAD, add_u32, and_u32, control_block_opaque, control_mutex, exchange_u32, futex_wake_all, futex_wake_bits,
+    load_u32, or_u32, pthread_mutex_consistent, pthread_mutex_t, sleepers_after_unlock
 )
-from cystore._native.layout cimport CONTROL_MAGIC, LAYOUT_FINGERPRINT, control_block, queue_entry
+from cystore._native.layout cimport CONTROL_MAGIC, KEY_WORDS, LAYOUT_FINGERPRINT, control_block, queue_entry
 from cystore._native.memory.mapping cimport MappedFile
 
 cdef extern from "free_lock.h" nogil:
@@ -76,10 +76,23 @@ cdef inline void control_wake_queue(queue_entry* entry) noexcept nogil:
         futex_wake_all(&entry.sleepers)
 
 
+cdef inline void control_wake_key(control_block* block, uint32_t key) noexcept nogil:
+    """Wakes the waiters for a key. The word changes before the look at the sleepers' bit, so a waiter that begins
+    meanwhile sees the change. It changes again after the bit is cleared, for a waiter that set the bit in between."""
+    cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
+    cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
+    add_u32(word, 1)
+    if load_u32(&block.key_sleepers[key % KEY_WORDS]) & bit:
+        and_u32(&block.key_sleepers[key % KEY_WORDS], ~bit)
+        add_u32(word, 1)
+        futex_wake_bits(word, bit)
+
+
 cdef class SharedLocks:
     cdef control_block* block
     cdef readonly object file       # the MappedFile (or anonymous memory) that block points into
     cdef readonly bint read_only
+    cdef public int bell            # a socket of the thread in this process that serves slaves; -1: there is none
     # the repair of a dead owner's work, by the lock's number
     cdef dict repairs
     cdef object __weakref__
@@ -95,11 +108,13 @@ cdef class Held:
     cdef object entered, busy
     cdef int which
     cdef int64_t timeout_ms, budget_ms, since_ns
+    cdef int64_t unflushed          # of `flush_turn`: the position that the caller waits for; else -1
     cdef bint if_free
     cdef readonly bint held         # False inside the with block if another holder has the lock
     # True if that holder is this thread: a signal handler that interrupted its own turn
     cdef readonly bint mine
     cdef int _take(self) except -1
+    cdef int _take_flush(self) except -2
     cdef int64_t _give(self, bint failed) noexcept
 
 

@@ -13,13 +13,17 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 import os
 
 from cystore._native.memory.atomics cimport (
-    EBUSY, EDEADLK, ETIMEDOUT, add_u32, and_u32, full_fence, futex_wait, futex_wait_bits, futex_wake_bits,
+    EAGAIN, EBUSY, EDEADLK, EINTR, ETIMEDOUT, add_u32, and_u32, full_fence, futex_wait, futex_wait_bits, load_i64,
     monotonic_ns, robust_lock, robust_owned_by_other_thread, robust_owner, thread_id
 )
-from cystore._native.layout cimport KEY_WORDS
+from cystore._native.layout cimport FLAG_SYNC_FAILED, KEY_WORDS
 from cystore._native.memory.mapping cimport MappedFile
 from cystore.errors import StoreClosedError, StoreFormatError, StoreLockedError, StoreNotWritableError
 from cystore.layout import MUTEX_NAMES
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t send(int fd, const void* data, size_t count, int flags)
+    int MSG_DONTWAIT, MSG_NOSIGNAL
 
 cdef int LOCK_COUNT = len(MUTEX_NAMES)
 cdef int64_t WAIT_SLICE_MS = 250
@@ -55,6 +59,7 @@ cdef class SharedLocks:
 
     def __cinit__(self):
         self.repairs = {}
+        self.bell = -1
 
     cdef control_block* checked(self) except NULL:
         """The block. Raises StoreClosedError after a close, StoreFormatError when a foreign program overwrote it."""
@@ -90,6 +95,15 @@ cdef class SharedLocks:
         no limit) or this thread holds it already. The object that `with` gives has `held`: whether the turn has it."""
         cdef Held turn = _turn(self, name, within_ms, budget_ms)
         turn.if_free = True
+        return turn
+
+    def flush_turn(self, int64_t position, int64_t within_ms):
+        """A with block for a thread that needs the log flushed up to `position`. It waits, without the interpreter's
+        lock, until the flush lock is free, and the block runs with it; or until another thread has flushed the log so
+        far, a sync failed, or `within_ms` is over: then the block runs without it, as in `held_if_free`."""
+        cdef Held turn = _turn(self, "flush", within_ms, None)
+        turn.if_free = True
+        turn.unflushed = position
         return turn
 
     def on_repair(self, str name not None, repair):
@@ -211,17 +225,39 @@ cdef class SharedLocks:
         PyErr_CheckSignals()
 
     def wake_key(self, uint32_t key):
-        """Wakes the waiters for a key. The word changes before the look at the sleepers' bit, so a waiter that begins
-        meanwhile sees the change. It changes again after the bit is cleared, for a waiter that set the bit in
-        between."""
+        """Wakes the waiters for a key."""
+        control_wake_key(self._writable(), key)
+
+    def ring(self):
+        """Wakes the thread in this process that serves slaves; False if there is none. A bell that rings already is
+        full, and stays so."""
+        if self.bell < 0:
+            return False
+        send(self.bell, b"!", 1, MSG_DONTWAIT | MSG_NOSIGNAL)
+        return True
+
+    def wait_replicated(self, int64_t end, uint32_t key, int64_t epoch, int64_t timeout_ms):
+        """Sleeps until `replicated` is at least `end`; woken by `wake_key` of the key. At most `timeout_ms`, and no
+        longer than the epoch lasts. Returns whether `replicated` got there. Signals are handled."""
         cdef control_block* block = self._writable()
         cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
-        cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
-        add_u32(word, 1)
-        if load_u32(&block.key_sleepers[key % KEY_WORDS]) & bit:
-            and_u32(&block.key_sleepers[key % KEY_WORDS], ~bit)
-            add_u32(word, 1)
-            futex_wake_bits(word, bit)
+        cdef uint32_t bit = 1u << (key // KEY_WORDS % 32), seen
+        cdef int64_t until_ns = monotonic_ns() + timeout_ms * NS_PER_MS, left_ns
+        cdef bint there = False
+        keep = self.file
+        with nogil:
+            while True:
+                seen = load_u32(word)
+                there = load_i64(&block.replicated) >= end
+                left_ns = until_ns - monotonic_ns()
+                if there or left_ns <= 0 or load_i64(&block.epoch) != epoch or self.block == NULL:
+                    break
+                or_u32(&block.key_sleepers[key % KEY_WORDS], bit)
+                if load_u32(word) == seen \
+                        and futex_wait_bits(word, seen, bit, left_ns // NS_PER_MS + 1) == EINTR:
+                    break
+        PyErr_CheckSignals()
+        return there
 
     def wait_flush(self, uint32_t expected, int64_t timeout_ms):
         """Sleeps until `flush_seq` differs from `expected`, at most `timeout_ms`."""
@@ -278,9 +314,31 @@ cdef Held _turn(SharedLocks locks, str name, int64_t timeout_ms, budget_ms):
     turn.locks = locks
     turn.name = name
     turn.which = MUTEX_NAMES.index(name)
+    turn.unflushed = -1
     turn.timeout_ms = timeout_ms
     turn.budget_ms = BUDGETS_MS.get(name, NO_BUDGET) if budget_ms is None else budget_ms
     return turn
+
+
+cdef int _flush_lock(control_block* block, int which, int64_t position, int64_t until_ns) noexcept nogil:
+    """Waits for the flush lock: LOCK_TAKEN; EAGAIN if the log is flushed up to `position`, or a sync failed; EBUSY when
+    the time is over, or after a signal; else the error of the lock. A leader gives the lock back before it changes
+    `flush_seq`."""
+    cdef uint32_t seen
+    cdef int64_t left_ns
+    cdef int status
+    while True:
+        seen = load_u32(&block.flush_seq)
+        if load_i64(&block.flushed) >= position or load_u32(&block.flags) & FLAG_SYNC_FAILED:
+            return EAGAIN
+        if not control_intact(block):
+            return EAGAIN
+        status = control_trylock(block, which, False)
+        if status != EBUSY:
+            return status
+        left_ns = until_ns - monotonic_ns()
+        if left_ns <= 0 or futex_wait(&block.flush_seq, seen, left_ns // NS_PER_MS + 1) == EINTR:
+            return EBUSY
 
 
 @cython.final
@@ -326,7 +384,10 @@ cdef class Held:
         cdef SharedLocks locks = self.locks
         cdef control_block* block = locks.block
         cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
-        cdef int status = control_trylock(block, self.which, False)
+        cdef int status
+        if self.unflushed >= 0:
+            return self._take_flush()
+        status = control_trylock(block, self.which, False)
         if self.if_free and (status == EBUSY or status == EDEADLK):
             self.mine = robust_owner(mutex) == thread_id()
             if self.mine:
@@ -343,6 +404,27 @@ cdef class Held:
         if status != LOCK_TAKEN:
             locks.checked()
             raise StoreFormatError(f"the {self.name} lock is unusable: {os.strerror(status)}", path=locks.file.path)
+        return 1
+
+    cdef int _take_flush(self) except -2:
+        """As `_take`, for `flush_turn`."""
+        cdef SharedLocks locks = self.locks
+        cdef control_block* block = locks.block
+        cdef int64_t until_ns = monotonic_ns() + self.timeout_ms * NS_PER_MS
+        cdef int status
+        with nogil:
+            status = _flush_lock(block, self.which, self.unflushed, until_ns)
+        if status != LOCK_TAKEN:
+            PyErr_CheckSignals()
+            locks.checked()
+            if status == EDEADLK:
+                self.mine = True
+            elif status != EBUSY and status != EAGAIN:
+                raise StoreFormatError(f"the {self.name} lock is unusable: {os.strerror(status)}", path=locks.file.path)
+            return 0
+        if locks.block == NULL or not control_intact(block):
+            control_unlock(block, self.which)
+            locks.checked()  # raises
         return 1
 
     cdef int64_t _give(self, bint failed) noexcept:

@@ -135,6 +135,7 @@ class AppendPolicy:
         relieve: Callable[[int], None] | None = None,
         master: Callable[[], str] = str,
         replicated: Callable[[int], None] | None = None,
+        announce: Callable[[], None] | None = None,
         buffers: BufferPool | None = None,
     ) -> None:
         self._control, self._commit_log = control, commit_log
@@ -142,7 +143,7 @@ class AppendPolicy:
         self.more_queues, self._relieve = allocator.more_queues, relieve
         self.revive = revive
         self._marks, self._master = cystore_records, master
-        self._replicated, self._buffers = replicated, buffers
+        self._replicated, self._announce, self._buffers = replicated, announce, buffers
         self.slow_put = SlowPuts(control, commit_log.files.directory).tell
 
     def reach(self, end: int, flush: int) -> None:
@@ -152,6 +153,8 @@ class AppendPolicy:
         since_s = monotonic_s()
         if self._control.wrote < end:
             self._flusher.commit()
+        if flush & FLUSH_REPLICATED and self._announce is not None:
+            self._announce()  # so that the slaves receive the bytes while this host's disk takes them
         if flush & FLUSH_SYNC or (flush & FLUSH_REPLICATED and self._control.epoch):
             self._flusher.flush_to(end)
         if flush & FLUSH_REPLICATED and self._replicated is not None:

@@ -110,8 +110,7 @@ class Flusher:
             self.commit()
         while control.flushed < position:
             self.check()
-            seen = control.flush_seq
-            turn, leads = control.held_if_free("flush"), False
+            turn, leads = control.flush_turn(position, WAIT_SLICE_MS), False
             try:
                 with turn:
                     # A signal handler inside its own thread's flush leads, too; the interrupted flush continues
@@ -119,20 +118,18 @@ class Flusher:
                     leads = turn.held or turn.mine  # both end with the block
                     if turn.held:
                         self._watermarks.clear()
-                    if leads:
+                    if leads and not control.flags & SYNC_FAILED:  # the leader before may have failed
                         self._lead(appended or self._appended())
             finally:
                 if leads:
                     control.wake_flush()
             if leads:
                 continue
-            if monotonic_s() > until:
+            if control.flushed < position and monotonic_s() > until:
                 raise StoreTimeoutError(
                     f"not flushed after {limit_ms} ms; thread {control.owner('flush')} is flushing",
                     offset=position,
                 )
-            if control.flushed < position:
-                control.wait_flush(seen, WAIT_SLICE_MS)
         self.check_covered(position)
         check_place(self._root)  # otherwise the path may name another directory than the one that is synced
 
