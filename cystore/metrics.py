@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from cystore._native.append.append import LATENCY_BOUNDS_MS
 from cystore.engine.inspect.stats import latency_labels
 from cystore.errors import StoreError
+from cystore.ha.role import role_of
+from cystore.ha.status import ReplicationStatus, read_status
 
 if TYPE_CHECKING:
     from cystore.store import MessageStore
@@ -101,6 +103,7 @@ def metrics(store: MessageStore) -> list[Metric]:
         *_of_groups(store),
         *_of_dispatchers(store),
         *_others(store, stats),
+        *_of_replication(store, stats),
     ]
 
 
@@ -141,6 +144,35 @@ def _others(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:
     )
     delayed = [({"level": str(level)}, float(count)) for level, count in stats["delayed"].items()]
     yield Metric("cystore_delayed_messages", "gauge", "Messages that wait to be delivered.", delayed)
+
+
+def _of_replication(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:
+    """By the status that the process that replicates writes every second. A master has no samples of a replica's
+    metrics, nor a replica those of a master's."""
+    role, status = role_of(store._attached().manifest.snapshot()), read_status(store.path)
+    status = ReplicationStatus() if status.is_old else status
+    lags: dict[str, float] = {}
+    for name, acknowledged, _ in status.slaves:  # a member's name, or an address with a port of the moment
+        host = name.rpartition(":")[0] or name
+        lags[host] = max(stats["wrote"] - max(acknowledged, 0), lags.get(host, 0))
+    is_replica = role.is_slave or (role.is_elected and not status.listens)
+    behind = max(status.masters_end - stats["wrote"], 0)
+    yield Metric(
+        "cystore_ha_slaves", "gauge", "Slaves that are connected.",
+        [] if is_replica else [({}, len(status.slaves))],
+    )  # fmt: skip
+    yield Metric(
+        "cystore_ha_slave_lag_bytes", "gauge", "Bytes of the log that a connected slave did not report.",
+        [({"slave": name}, lag) for name, lag in lags.items()],
+    )  # fmt: skip
+    yield Metric(
+        "cystore_ha_connected", "gauge", "1 if a replica is connected to its master.",
+        [({}, float(status.connected))] if is_replica else [],
+    )  # fmt: skip
+    yield Metric(
+        "cystore_ha_lag_bytes", "gauge", "Bytes of the master's log that a replica lacks.",
+        [({}, behind)] if is_replica and status.masters_end >= 0 else [],
+    )  # fmt: skip
 
 
 def _of_topics(store: MessageStore) -> Iterator[Metric]:

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import cystore
+from cystore.metrics import metrics
 from tests.support.ha.ha_pair import check_equal, fill, free_port, masters, slaves, until, wait_log, wrote
 
 COMMAND = [sys.executable, "-m", "cystore"]
@@ -70,6 +71,19 @@ def status(path: object) -> dict:
     return {**json.loads(done.stdout), "code": done.returncode}
 
 
+def exported(store: cystore.MessageStore) -> dict:
+    """The metrics of replication that have a value."""
+    found: dict = {}
+    for metric in metrics(store):
+        name = metric.name.removeprefix("cystore_ha_")
+        if name in ("slaves", "slave_lag_bytes", "connected", "lag_bytes"):
+            for labels, value in metric.samples:
+                found[name] = labels or value
+                if labels:
+                    found["lag"] = value
+    return found
+
+
 def test_status_names_peers_and_their_lag(tmp_path, port):
     with cystore.open(tmp_path / "master", **masters(port)) as master:
         fill(master, 20)
@@ -84,6 +98,11 @@ def test_status_names_peers_and_their_lag(tmp_path, port):
             assert (peer["acknowledged"], peer["lag_s"], peer["cystore"]) == (wrote(master), 0.0, True)
             mine = until(lambda: (s := status(tmp_path / "slave"))["connected"] and s)
             assert (mine["role"], mine["master"]) == ("slave", f"127.0.0.1:{port}")
+            assert exported(master) == {"slaves": 1, "slave_lag_bytes": {"slave": "127.0.0.1"}, "lag": 0}
+            assert exported(slave) == {"connected": 1, "lag_bytes": 0}
+        until(lambda: exported(master)["slaves"] == 0)
+        with cystore.open(tmp_path / "slave", services="none") as alone:
+            assert exported(alone)["connected"] == 0
         shown = run("ha", "status", tmp_path / "slave")
         assert shown.returncode == 1
         assert "not connected" in shown.stdout
