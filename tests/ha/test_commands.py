@@ -106,6 +106,8 @@ def test_status_names_peers_and_their_lag(tmp_path, port):
         shown = run("ha", "status", tmp_path / "slave")
         assert shown.returncode == 1
         assert "not connected" in shown.stdout
+        refused = run("ha", "promote", tmp_path / "slave")
+        assert refused.returncode == 2 and "--set broker_role=async_master" in refused.stderr
     plain = run("ha", "status", tmp_path / "master")
     assert plain.returncode == 1
     assert "no process serves slaves" in plain.stdout

@@ -34,8 +34,13 @@ def elected_role(args: argparse.Namespace) -> Role:
     facts.state(args.path)
     role = role_of(read_facts(args.path)[0])
     if not role.is_elected:
+        how = (
+            ": `cystore ha run PATH --set broker_role=async_master` makes it a master"
+            if role.is_slave
+            else ""
+        )
         raise StoreConfigError(
-            f'the master of this store is not elected (broker_role="{role.broker_role}")', path=args.path
+            f'the master of this store is not elected (broker_role="{role.broker_role}"){how}', path=args.path
         )
     return role
 

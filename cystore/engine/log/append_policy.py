@@ -111,8 +111,8 @@ def refuse_by_flags(flags: int, path: Path, master: Callable[[], str]) -> None:
     """Raises StoreIsSlaveError or StoreNotWritableError if a flag of the control block forbids puts."""
     if flags & FLAGS["FLAG_SLAVE"][0]:
         raise StoreIsSlaveError(
-            f"this store is a slave of {master() or 'another store'}: put there, or open it with another "
-            "broker_role",
+            f"this store is a slave of {master() or 'another store'}: put there, or make this one the master "
+            "(`cystore ha promote` in a group, else broker_role)",
             path=path,
         )
     if flags & FLAGS["FLAG_NOT_WRITABLE"][0]:
