@@ -229,10 +229,14 @@ def name_home(headers: dict[str, Any] | None = None, **_signal: Any) -> None:
 
 
 def _home_or_none(backend: CystoreBackend) -> str | None:
-    """The home to name in a message, or None. A worker takes its own store as the home of a message that names none."""
-    if backend.location.remote and not (backend.home or _at.get() or get_current_task()):
+    """The home to name in a message, or None. A worker takes its own store as the home of a message that names none;
+    so a replica that did not meet its master yet, and does not know its home, names none."""
+    named = backend.home or _at.get() or get_current_task()
+    if backend.location.remote and not named:
         return None
     try:
+        if not named and backend.location.path and not has_home(backend.store):
+            return None
         return home_of(backend)
     except StoreError as error:
         if backend.location.path not in _reported:

@@ -140,6 +140,31 @@ def test_a_replica_whose_name_is_no_text(tmp_path, pair):
     assert app.backend.of_home(home).location.path == str(path)
 
 
+def test_a_client_with_a_replica_names_the_home_as_soon_as_its_master_did(tmp_path):
+    """Seen: it named the id of its own directory, a home that nobody has, and its results never came."""
+    port = free_port()
+    hosts = f"127.0.0.1:{free_port()},127.0.0.1:{port}"
+    app = Celery("web", broker="memory://", backend=f"cystore://{hosts}{tmp_path}/r?services=all",
+                 set_as_current=False)  # fmt: skip
+    app.conf.result_backend_thread_safe = True
+
+    def named() -> str | None:
+        headers = {"id": uuid4().hex, "task": "t"}
+        app.backend.on_task_call(None, headers["id"])
+        homes.name_home(headers=headers)
+        return headers.get(homes.HOME)
+
+    assert named() is None
+    with cystore.open(
+        tmp_path / "master", **masters(port, mapped_file_size_commit_log_bytes=64 << 20)
+    ) as master:
+        assert until(named) == known_home_of(master)
+        master.put("T", b"x")
+        wait_log(app.backend.store, wrote(master))
+    assert named() == known_home_of(app.backend.store) != store_id_of(app.backend.store)
+    close_shared()
+
+
 @pytest.mark.parametrize("value", ["relative/path", 7])
 def test_a_folder_that_makes_no_sense(value):
     with pytest.raises(ImproperlyConfigured, match="cystore_replicas must be the absolute path"):
