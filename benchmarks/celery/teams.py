@@ -2,9 +2,9 @@
 
 Each round measures both backends in turn, with one prefork worker and the lifecycle log on. It measures whole tasks,
 from the first message sent to the last result read; the same beside idle waiters; and a chord of many parts. The
-waiters are threads of other processes, each in `.get()` of an id that never gets a result. The ratio compares the two
-halves of a round; it is the median of the rounds. "Lost" is the part of a backend's rate that the waiters cost in the
-same round.
+waiters are threads of other processes, each in `.get()` of a task in a queue that no worker consumes. The ratio
+compares the two halves of a round; it is the median of the rounds. "Lost" is the part of a backend's rate that the
+waiters cost in the same round.
 
 The floor is the same work of the same worker without any backend; the last task tells the sender through a pipe. Its
 ratio to Redis is the most that a backend without any cost would reach. A second floor of the chord makes one append
@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +35,7 @@ from tools.processes import ends_with_us
 
 OURS, REDIS, NONE = "cystore", "redis", "none"
 PROCESSES = 4  # waiting processes
+NOBODYS = "nobody"  # a queue without a worker
 
 
 def _tasks(app: Celery, count: int) -> float:
@@ -83,7 +83,7 @@ def wait(broker: str, backend: str, count: int) -> None:
     ready = threading.Barrier(count + 1)
 
     def get() -> None:
-        result = app.AsyncResult(str(uuid.uuid4()))
+        result = app.send_task(add.name, (1, 1), queue=NOBODYS)
         ready.wait()
         result.get(timeout=3600)
 
