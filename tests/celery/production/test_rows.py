@@ -95,6 +95,16 @@ ROWS: dict[str, list[str]] = {
         "celery/results/test_full_disk.py::test_a_full_disk_is_told_in_one_line_and_no_task_is_lost",
         "celery/results/test_full_disk.py::test_a_result_that_is_lost_is_told",
     ],
+    "a worker starts whose store cannot be used": [
+        "celery/duties/test_worker_steps.py::test_a_worker_that_cannot_open_its_store_ends_and_takes_no_task",
+        "celery/duties/test_worker_steps.py::test_a_worker_whose_store_has_a_damaged_id_ends_and_takes_no_task",
+        "celery/duties/test_worker_steps.py::test_a_worker_that_cannot_make_its_store_ends_and_takes_no_task",
+        "celery/results/test_full_disk.py::test_a_worker_that_starts_on_a_full_disk_ends_and_takes_no_task",
+    ],
+    "a result that cannot be decoded ends all later waits": [
+        "celery/results/test_waiting.py::test_an_undecodable_result_is_the_error_of_its_own_id_alone",
+        "celery/results/test_waiting.py::test_each_wait_for_an_undecodable_result_raises",
+    ],
     "status shows no duties without Redis": [
         "celery/production/test_small_things.py::test_status_shows_duties_without_a_redis"
     ],

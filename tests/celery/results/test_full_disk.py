@@ -13,9 +13,10 @@ from celery import Celery
 
 from cystore import StoreFullError
 from cystore.clock import monotonic_s
-from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
-from tests.celery.results.test_store_away import waiting
+from tests.celery.conftest import PATIENCE_S, WORKER, Fleet, fleet_in, wait_until
+from tests.celery.results.test_store_away import send, waiting
 from tests.support.celery import work
+from tests.support.disks.small_disk import on_small_disk
 
 TASKS = 20
 # What a worker says of its work, and late of its start: a pool of greenlets connects beside its first tasks.
@@ -95,3 +96,39 @@ def test_a_result_that_is_lost_is_told(tmp_path, pool):
         make_space(fleet)
         assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3
         assert worker.process.poll() is None
+
+
+START_ON_A_FULL_DISK = """
+import os, subprocess, sys
+from celery import Celery
+from cystore.celery.stores import close_shared
+disk, broker, *command = sys.argv[1:]
+url = f"cystore://{disk}/store?allow_any_owner=true"
+Celery(backend=url).backend.store.put("T", b"")
+close_shared()
+try:
+    with open(f"{disk}/rest", "wb", buffering=0) as rest:
+        while rest.write(bytes(4096)):
+            pass
+except OSError:
+    pass
+there = {**os.environ, "%s": broker, "%s": url}
+worker = subprocess.run([sys.executable, "-m", "celery", *command], env=there, capture_output=True, text=True)
+print(worker.returncode, worker.stderr)
+"""
+
+
+def test_a_worker_that_starts_on_a_full_disk_ends_and_takes_no_task(tmp_path):
+    """It has opened no store yet that could wait for space."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with fleet_in(tmp_path) as fleet:
+        send(fleet, 3)
+        command = ["-A", "tests.support.celery.work", *WORKER, "--concurrency=1"]
+        script = START_ON_A_FULL_DISK % (work.BROKER, work.BACKEND)
+        told = on_small_disk("48m", disk, script, fleet.environment[work.BROKER], *command)
+        assert told.startswith("1 "), told
+        assert (
+            f"'cystore://{disk}/store?allow_any_owner=true' cannot be used: no space left on the disk" in told
+        )
+        assert waiting(fleet) == 3
