@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 
 from cystore.clock import monotonic_s
-from cystore.errors import StoreFullError, StoreMovedError, StoreResourceError
+from cystore.errors import StoreFullError, StoreMovedError, StorePermissionError, StoreResourceError
 
 AGAIN_S = 60.0
 # The cause lies outside of this program; a traceback adds nothing.
-EXPECTED = (StoreFullError, StoreMovedError, StoreResourceError)
+EXPECTED = (StoreFullError, StoreMovedError, StorePermissionError, StoreResourceError)
 
 
 class Trouble:
     """Logs the errors of repeated work. The log may lie on the disk that is full.
 
-    A full disk, a lack of memory or a store that was moved gives one line. The next line of that class comes at least a
-    minute later, even if its numbers differ, and even if a try succeeded in between. Any other error is logged with its
-    traceback when it begins and when its text changes.
+    A full disk, a lack of memory, a refused access or a store that was moved gives one line. The next line of that
+    class comes at least a minute later, even if its numbers differ, and even if a try succeeded in between. Any other
+    error is logged with its traceback when it begins and when its text changes.
     """
 
     def __init__(self) -> None:

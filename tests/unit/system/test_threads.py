@@ -7,7 +7,14 @@ import logging
 import pytest
 
 from cystore.engine.files.progress import Progress
-from cystore.errors import StoreClosedError, StoreFullError, StoreIOError, StoreMovedError, StoreResourceError
+from cystore.errors import (
+    StoreClosedError,
+    StoreFullError,
+    StoreIOError,
+    StoreMovedError,
+    StorePermissionError,
+    StoreResourceError,
+)
 from cystore.services import threads
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import repeated_errors
@@ -53,7 +60,7 @@ def test_the_interval_counts_from_the_beginning_of_a_turn(monkeypatch, asked_eac
     assert waits == ([2.0] * 3 if asked_each_time else [1.75, 1.0, pytest.approx(0.2)])
 
 
-@pytest.mark.parametrize("kind", [StoreFullError, StoreMovedError, StoreResourceError])
+@pytest.mark.parametrize("kind", [StoreFullError, StoreMovedError, StorePermissionError, StoreResourceError])
 def test_a_full_disk_is_one_line_a_minute(monkeypatch, caplog, kind):
     """Seen: 206 tracebacks in 18 s of each process, because the numbers in the text changed and some turns went well
     in between. The log may lie on the same disk."""
