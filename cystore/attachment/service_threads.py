@@ -150,5 +150,14 @@ def _start_quiet(
     """Starts a service that sleeps until the next append when there is nothing to do. Its next turn comes before the
     interval is over if its work is `due`."""
     stopping = os_threads.Flag()
-    wait = QuietWait(parts.control, parts.sleepers, parts.look_while_quiet, idle, stopping, due, slow_s)
+    wait = QuietWait(
+        parts.control,
+        parts.sleepers,
+        parts.look_while_quiet,
+        idle,
+        stopping,
+        due,
+        slow_s,
+        lambda: parts.allocator.spectates,
+    )
     ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads)

@@ -21,6 +21,8 @@ RING_S = 60.0  # the longest sleep of a thread that another one rings for
 LITTLE_BYTES = (
     256 << 10
 )  # appended in an interval; the room ahead of the writers lasts for many times as much
+LITTLE_OF_OTHERS_BYTES = 4 << 20  # the same, where other processes made all appends: they make room, too
+SPECTATOR_S = 0.5  # of such a process: each turn takes the interpreter and a core from threads that work
 LOOK_S = 0.05  # how often a thread looks whether its work is due before the interval is over
 
 
@@ -74,7 +76,8 @@ class Sleepers:
 class QuietWait:
     """Waits for one service thread. `idle()` says that the service has nothing left to do; `stopping` ends the thread.
     `due()` says that it cannot wait for the end of its interval. In a quiet time it sleeps among `sleepers`. After an
-    interval with few appends the next one is `slow_s`, if that is longer."""
+    interval with few appends the next one is `slow_s`, if that is longer. `spectates()` says that other processes made
+    all recent appends. While these are not many, nothing is due, and SPECTATOR_S takes the place of `slow_s`."""
 
     def __init__(
         self,
@@ -85,11 +88,13 @@ class QuietWait:
         stopping: os_threads.Flag,
         due: Callable[[], bool] | None = None,
         slow_s: float = 0.0,
+        spectates: Callable[[], bool] = lambda: False,
     ) -> None:
         self._control, self._idle, self._stopping, self._due = control, idle, stopping, due
         self._sleepers, self._look_around = sleepers, look_around
         self._seen, self._since_s = control.append_seq, monotonic_s()
         self._slow_s, self._wrote = slow_s, control.wrote
+        self._spectates = spectates
 
     def __call__(self, interval_s: float) -> None:
         """Returns after the interval, or in a quiet time with the next append."""
@@ -97,9 +102,12 @@ class QuietWait:
         if seen != self._seen or not self._idle():
             self._seen, self._since_s = seen, now_s
         wrote = self._control.wrote
-        little, self._wrote = wrote - self._wrote < LITTLE_BYTES, wrote
+        grown, self._wrote = wrote - self._wrote, wrote
         if now_s - self._since_s < QUIET_S:
-            self._nap(max(interval_s, self._slow_s) if little else interval_s)
+            if grown < LITTLE_OF_OTHERS_BYTES and self._spectates():
+                self._stopping.wait(max(interval_s, SPECTATOR_S) if self._slow_s else interval_s)
+            else:
+                self._nap(max(interval_s, self._slow_s) if grown < LITTLE_BYTES else interval_s)
         elif not self._stopping.is_set():  # a thread that stops this one changes the word after that
             self._sleepers.sleep(seen, self._stopping, self._look_around)
 

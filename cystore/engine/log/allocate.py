@@ -268,12 +268,17 @@ class Allocator:
         if not self._go_ahead():
             return Progress(0)  # another process is at work
         populated = 0
-        if control.log_end <= self._at_hand:  # else other processes made all later appends
+        if not self.spectates:
             populated = self.populate_ahead()
             self._keep_writable()
         self.make_successors()
         self._go_ahead()
         return Progress(control.allocated - before + populated)
+
+    @property
+    def spectates(self) -> bool:
+        """Whether other processes made all recent appends: the log's end is beyond the pages that this one has."""
+        return self._control.log_end > self._at_hand
 
     def _go_ahead(self) -> bool:
         """Reserves the next step, in existing files, once half of the last one is used. False if another process has

@@ -15,7 +15,16 @@ from cystore.derived.files.consume_queue import ConsumeQueue
 from cystore.engine.files.checkpoint import Checkpoint, read_checkpoint
 from cystore.engine.log import flush
 from cystore.errors import StoreMovedError, StoreTimeoutError, SyncFailedError
-from cystore.services.service_waits import LITTLE_BYTES, LOOK_S, SLEEP_MS, AppendWait, QuietWait, Sleepers
+from cystore.services.service_waits import (
+    LITTLE_BYTES,
+    LITTLE_OF_OTHERS_BYTES,
+    LOOK_S,
+    SLEEP_MS,
+    SPECTATOR_S,
+    AppendWait,
+    QuietWait,
+    Sleepers,
+)
 from cystore.system.file_system import FileSystem, tells_errors
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS, open_small
@@ -177,8 +186,8 @@ class Watched:
         self.waits.append(("append", seen, timeout_ms))
         self.wrote += 1  # somebody appends
 
-    def quiet_wait(self, idle, due=None, slow_s=0.0):
-        return QuietWait(self, Sleepers(self), lambda: None, idle, self, due, slow_s)
+    def quiet_wait(self, idle, due=None, slow_s=0.0, spectates=lambda: False):
+        return QuietWait(self, Sleepers(self), lambda: None, idle, self, due, slow_s, spectates)
 
     def wait(self, interval_s):
         self.waits.append(("interval", interval_s))
@@ -247,6 +256,38 @@ def test_a_service_looks_whether_its_work_is_due(monkeypatch):
     due[:] = [False] * 3
     quiet(LOOK_S * 2.5)
     assert watched.waits[3:] == [LOOK_S, LOOK_S, pytest.approx(LOOK_S / 2)]
+
+
+def test_a_service_of_a_process_that_does_not_append_turns_seldom(monkeypatch):
+    """Seen: 30 wake-ups a second in each process that waits for results of others."""
+    from cystore.services import service_waits as module
+
+    monkeypatch.setattr(module, "monotonic_s", lambda: 0.0)
+    watched, spectates = Watched(), [True]
+    quiet = watched.quiet_wait(lambda: False, lambda: True, 0.1, lambda: spectates[0])
+    quiet(0.02)
+    watched.wrote += LITTLE_OF_OTHERS_BYTES - 1
+    quiet(0.02)
+    assert watched.waits == [("interval", SPECTATOR_S)] * 2
+    watched.wrote += LITTLE_OF_OTHERS_BYTES  # perhaps by processes without services
+    quiet(0.02)
+    spectates[0] = False
+    watched.waits.append("appends")
+    quiet(0.02)
+    assert watched.waits[2:] == [("interval", 0.02), "appends", ("interval", LOOK_S)]
+    flushes = watched.quiet_wait(lambda: False, lambda: True, spectates=lambda: True)
+    flushes(0.2)
+    assert watched.waits[-1] == ("interval", 0.2)
+
+
+def test_a_process_spectates_while_others_append(tmp_path):
+    with cystore.open(tmp_path / "s", services="none") as store, Process() as other:
+        other.do("import cystore")
+        other.do(f"store = cystore.open({str(tmp_path / 's')!r}, services='none')")
+        other.do("store.put('T', b'x')")
+        assert store._attached().allocator.spectates
+        store.put("T", b"x")
+        assert not store._attached().allocator.spectates
 
 
 def test_an_idle_thread_that_dispatches_sleeps_until_the_next_append():
