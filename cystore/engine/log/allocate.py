@@ -44,6 +44,8 @@ LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this of
 FAST_BYTES, FAST_S = 4 * 1024 * 1024, 2.0
 READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go, some 0.2 ms
 POPULATED_BYTES = 16 * 1024 * 1024  # in one turn, some 5 ms: the thread dispatches between two turns
+OFTEN_SYNCS = 4  # in a turn: more than the service `flush` makes, so puts wait for them
+WRITTEN_AHEAD_BYTES = 8 * 1024 * 1024  # some 10 ms of the disk
 FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
@@ -83,6 +85,8 @@ class Allocator:
         self.active = ActiveSegment(config.active_segment_memory)
         self._kept_writable = (-1, -1)  # (wrote position, number of the last flush)
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
+        self._written_ahead = 0  # log position up to which this process wrote empty pages to the disk
+        self._syncs = control.flush_seq  # at the last turn
         self._at_hand = 0  # the last result of `fault_in`
         self._pages_bytes = FIRST_PAGES_BYTES
         self._has_headroom = False
@@ -269,7 +273,9 @@ class Allocator:
             return Progress(0)  # another process is at work
         populated = 0
         if not self.spectates:
-            populated = self.populate_ahead()
+            if not control.flags & FLAG_SLAVE:  # a slave writes most records to the file, and reads none of it back
+                populated = self.populate_ahead()
+            self._write_ahead()
             self._keep_writable()
         self.make_successors()
         self._go_ahead()
@@ -285,7 +291,6 @@ class Allocator:
         the lock, or has reserved it."""
         control, wrote, now_s = self._control, self._control.log_end, monotonic_s()
         in_memory = wrote - self._step_wrote >= FAST_BYTES and now_s - self._step_s < FAST_S
-        # A slave writes to the file, whose pages need not be in memory for that.
         in_memory = in_memory and not control.flags & FLAG_SLAVE
         end = min(self._target(MOST_FILES_AHEAD if in_memory else 1), self._end_of_files())
         if control.allocated - wrote >= self._ahead_bytes // 2 or control.allocated >= end:
@@ -345,6 +350,23 @@ class Allocator:
                     wrote - segment.base,
                     min(wrote + KEPT_WRITABLE_BYTES, segment.end, self._populated) - segment.base,
                 )
+
+    def _write_ahead(self) -> None:
+        """Where puts wait for the disk: writes the next pages to it while they are empty. The first write of a page
+        makes the file system note that its block is in use, and a sync waits for that note as long as for the bytes."""
+        control, wrote = self._control, self._control.log_end
+        syncs, self._syncs = (control.flush_seq - self._syncs) & 0xFFFFFFFF, control.flush_seq
+        begin, end = max(self._written_ahead, wrote), min(wrote + WRITTEN_AHEAD_BYTES, control.allocated)
+        if syncs < OFTEN_SYNCS or end - begin < WRITTEN_AHEAD_BYTES // 2:
+            return
+        segment = self._written_at(begin)
+        if segment is None or not segment.writable or segment.in_memory:
+            return
+        end = min(end, segment.end)
+        with files.translated(segment.path):
+            if segment.populate(begin - segment.base, end - segment.base):
+                self._sync_ahead(segment, begin, end)
+        self._written_ahead = end
 
     def _written_at(self, position: int) -> MappedFile | None:
         """The memory that appends at a log position go to: the segment's, or that of its buffer."""
