@@ -16,7 +16,7 @@ from cystore._native.replication.inflow import Inflow
 from cystore._native.system.descriptor import Descriptor
 from cystore._native.system.failpoint import failpoint
 from cystore.engine.log.allocate import PAGE_BYTES
-from cystore.engine.log.append_policy import FLUSH_SYNC, AppendPolicy
+from cystore.engine.log.append_policy import AppendPolicy
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import CorruptRecordError, MessageIllegalError, ReplicationError
@@ -114,7 +114,7 @@ class CopiedLog:
 
     def make_durable(self, position: int) -> None:
         """Returns when the log is on the disk up to `position`. Raises the errors of a flush."""
-        self._policy.reach(position, FLUSH_SYNC)
+        self._policy.make_durable(position)
 
     def room(self) -> memoryview:
         """The memory for the next bytes; the caller tells their number to `took`."""

@@ -42,6 +42,7 @@ class SlaveProgress:
         if epoch == 0:
             self._check_slaves(end)
         until_s, left_ms = monotonic_s() + timeout_ms / 1000, timeout_ms
+        self.announce()
         while not control.wait_replicated(end, REPORTED, epoch, min(max(left_ms, 1), SLICE_MS)):
             left_ms = int((until_s - monotonic_s()) * 1000)
             who = "no slave" if epoch == 0 else "not every member in sync"
@@ -55,7 +56,7 @@ class SlaveProgress:
                 raise self._ended(f"epoch {epoch}", end)
 
     def announce(self) -> None:
-        """Wakes the thread that serves slaves: a put will wait for them (`wait_for`). If that thread is in this process, its socket is
+        """Wakes the thread that serves slaves: a put waits for them. If that thread is in this process, its socket is
         the shorter way."""
         if not self._control.ring():
             self._control.wake_key(WANTED)

@@ -8,13 +8,13 @@ drop that object between the call and the with block: then its destructor gives 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 import os
 
 from cystore._native.memory.atomics cimport (
     EAGAIN, EBUSY, EDEADLK, EINTR, ETIMEDOUT, add_u32, and_u32, full_fence, futex_wait, futex_wait_bits, load_i64,
-    monotonic_ns, robust_lock, robust_owned_by_other_thread, robust_owner, thread_id
+    load_u64,    monotonic_ns, robust_lock, robust_owned_by_other_thread, robust_owner, thread_id
 )
 from cystore._native.layout cimport FLAG_SYNC_FAILED, KEY_WORDS
 from cystore._native.memory.mapping cimport MappedFile
@@ -24,6 +24,9 @@ from cystore.layout import MUTEX_NAMES
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t send(int fd, const void* data, size_t count, int flags)
     int MSG_DONTWAIT, MSG_NOSIGNAL
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
 
 cdef int LOCK_COUNT = len(MUTEX_NAMES)
 cdef int64_t WAIT_SLICE_MS = 250
@@ -258,6 +261,24 @@ cdef class SharedLocks:
                     break
         PyErr_CheckSignals()
         return there
+
+    def wait_puts(self, uint64_t count, int64_t pause_us, int64_t limit_us):
+        """Waits until `count` messages were appended in all (`put_count`); no longer than `limit_us`, and only while no
+        pause between two appends is longer than `pause_us`. It yields the processor and does not sleep: these times are
+        shorter than the shortest sleep."""
+        cdef control_block* block = self.checked()
+        cdef uint64_t before, now
+        cdef int64_t begun_ns = monotonic_ns(), last_ns = begun_ns, now_ns
+        keep = self.file
+        with nogil:
+            before = load_u64(&block.put_count)
+            while True:
+                now, now_ns = load_u64(&block.put_count), monotonic_ns()
+                if now != before:
+                    before, last_ns = now, now_ns
+                if now >= count or now_ns - last_ns > pause_us * 1000 or now_ns - begun_ns > limit_us * 1000:
+                    break
+                sched_yield()
 
     def wait_flush(self, uint32_t expected, int64_t timeout_ms):
         """Sleeps until `flush_seq` differs from `expected`, at most `timeout_ms`."""

@@ -153,15 +153,19 @@ class AppendPolicy:
         since_s = monotonic_s()
         if self._control.wrote < end:
             self._flusher.commit()
-        if flush & FLUSH_REPLICATED and self._announce is not None:
-            self._announce()  # so that the slaves receive the bytes while this host's disk takes them
         if flush & FLUSH_SYNC or (flush & FLUSH_REPLICATED and self._control.epoch):
-            self._flusher.flush_to(end)
+            # The slaves receive the bytes while this host's disk takes them: one announcement for all puts of a sync.
+            announce = self._announce if flush & FLUSH_REPLICATED else None
+            self._flusher.flush_to(end, leading=announce, gathers=True)
         if flush & FLUSH_REPLICATED and self._replicated is not None:
             self._replicated(end)
         took_ms = int(1000 * (monotonic_s() - since_s))
         if took_ms > SLOW_PUT_MS:
             self.slow_put(took_ms, "was made durable, or replicated,")
+
+    def make_durable(self, end: int) -> None:
+        """`reach` of a thread that appends alone: no other put comes while it waits."""
+        self._flusher.flush_to(end)
 
     def make_room(self, needed: int) -> None:
         """Makes room in the log up to `needed`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -45,6 +45,8 @@ SYNC_FAILED = FLAGS["FLAG_SYNC_FAILED"][0]
 WAIT_SLICE_MS = 100
 CHECKPOINT_INTERVAL_MS = 1000
 URGENT_BYTES = 16 * 1024 * 1024  # of log that are not durable: the disk needs some 0.1 s for this
+GATHER_PART, GATHER_MAX_US = 0.5, 1000.0  # of the last sync's time: the longest wait for more puts before a sync
+GATHER_PAUSE_US = 100  # without an append: no more are about to come
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 PAGE_LOOKS, PAGE_LOOK_MS = 5, 2  # a flush that no caller waits for looks this often for a full last page
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
@@ -92,17 +94,27 @@ class Flusher:
         self._watermarks: list[
             _Watermark
         ] = []  # of one turn; more than one when a signal handler leads inside a flush
+        self._gathered = control.put_count  # messages in the log when this process's last sync began
+        self._groups = (0, 0)  # messages in each of its last two syncs
+        self._sync_us = 0.0  # of the last one
         if not control.read_only and self._control.flushed_ms == 0:
             self._control.flushed_ms = _now_ms()
 
     # ------------------------------------------------------------------------------------------ commit log
 
     def flush_to(
-        self, position: int, timeout_ms: int | None = None, *, appended: tuple[int, int] | None = None
+        self,
+        position: int,
+        timeout_ms: int | None = None,
+        *,
+        appended: tuple[int, int] | None = None,
+        leading: Callable[[], None] | None = None,
+        gathers: bool = False,
     ) -> None:
         """Returns when everything below `position` is durable. Raises FlushFailedError, or StoreTimeoutError after
         sync_flush_timeout_ms: the bytes are in the log then, but may not be durable yet. A leader flushes up to
-        `appended` (see `_appended`), by default all that is appended by then."""
+        `appended` (see `_appended`), by default all that is appended by then. Before that it waits for other
+        puts, if it `gathers`, and calls `leading`."""
         control = self._control
         limit_ms = self._config.sync_flush_timeout_ms if timeout_ms is None else timeout_ms
         until = monotonic_s() + limit_ms / 1000
@@ -119,6 +131,10 @@ class Flusher:
                     if turn.held:
                         self._watermarks.clear()
                     if leads and not control.flags & SYNC_FAILED:  # the leader before may have failed
+                        if gathers:
+                            self._gather()
+                        if leading is not None:
+                            leading()
                         self._lead(appended or self._appended())
             finally:
                 if leads:
@@ -132,6 +148,17 @@ class Flusher:
                 )
         self.check_covered(position)
         check_place(self._root)  # otherwise the path may name another directory than the one that is synced
+
+    def _gather(self) -> None:
+        """Waits for the puts that the last syncs woke: they are about to append again, and this sync is for them, too.
+        Otherwise the first of them would sync alone, and all others would wait twice as long."""
+        wanted = self._gathered + max(self._groups)
+        if wanted > self._control.put_count:
+            limit_us = min(self._sync_us * GATHER_PART, GATHER_MAX_US)
+            self._control.wait_puts(wanted, GATHER_PAUSE_US, int(limit_us))
+        count = self._control.put_count
+        self._groups = (self._groups[1], count - self._gathered)
+        self._gathered = count
 
     def commit(self) -> None:
         """Brings the records of the pool's buffers, if there is a pool, to their segments. Raises FlushFailedError."""
@@ -193,8 +220,10 @@ class Flusher:
             for segment in self._segments(begin, target):
                 # Syncs only appended bytes. Pages ahead are dirty because they were faulted in; a synced page is
                 # write-protected, so that the next append there would fault again.
+                begun_s = monotonic_s()
                 with files.translated(segment.path):
                     segment.sync_range(max(begin - segment.base, 0), min(target - segment.base, file_bytes))
+                self._sync_us = 1e6 * (monotonic_s() - begun_s)
                 self._check_linked(segment)
         except SyncFailedError as error:
             self.poison(error)
