@@ -116,7 +116,7 @@ STORE: dict[str, str] = {
     "ha_master_address": "of a slave: `HOST:PORT` of its master, or several with commas between: one is the master",
     "ha_send_heartbeat_interval_ms": "time between two heartbeats of a connection without other traffic",
     "ha_housekeeping_interval_ms": "a silent connection is ended after this time",
-    "ha_transfer_batch_size_bytes": "bytes of the log in one frame",
+    "ha_transfer_batch_size_bytes": "bytes of the log in one frame; to a slave of cystore 1 MiB, unless it is given",
     "ha_slave_fallbehind_max_bytes": "no put waits for slaves that are further behind",
     "ha_hold_bytes_max": "log that the cleaning keeps for slaves",
     "ha_secret_file": "a file with the secret that master and slave share",

@@ -67,7 +67,6 @@ class CopiedLog:
     def restart(self) -> None:
         """Forgets the bytes that were not appended: the next bytes belong to the log's end."""
         self.flow.begin = self.flow.end = self.flow.skip = 0
-        self.flow.append_to(None, 0, -1)
         self._forget_file()
 
     @property
@@ -211,6 +210,7 @@ class CopiedLog:
         return self._file
 
     def _forget_file(self) -> None:
+        self.flow.append_to(None, 0, -1)  # before the number of the descriptor gets another meaning
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -87,9 +87,9 @@ class Master:
         """Waits at most `wait_s` for work, and serves the slaves. Returns the number of shipped bytes."""
         now_s = monotonic_s()
         flowed = self._serve_flows(now_s, wait_s)
-        if flowed is not None:
-            wait_s = 0.0
-        elif any(slave.has_work and not slave.has_unsent for slave in self._slaves.values()):
+        if flowed is not None or any(
+            slave.has_work and not slave.has_unsent for slave in self._slaves.values()
+        ):
             wait_s = 0.0
         elif now_s - self._busy_s < BUSY_S:
             wait_s = min(wait_s, BUSY_WAIT_S)

@@ -273,7 +273,7 @@ class Allocator:
             return Progress(0)  # another process is at work
         populated = 0
         if not self.spectates:
-            if not control.flags & FLAG_SLAVE:  # a slave writes most records to the file, and reads none of it back
+            if not control.flags & FLAG_SLAVE:  # a slave writes most records to the file, and reads none back
                 populated = self.populate_ahead()
             self._write_ahead()
             self._keep_writable()

@@ -185,6 +185,29 @@ def test_pages_of_fast_appends_are_in_memory_before_their_room_is_there(tmp_path
         assert set(log.get(2 * FILE_BYTES).pages_in_memory()) == {1}
 
 
+def test_empty_pages_are_written_ahead_where_puts_wait_for_the_disk(tmp_path, monkeypatch):
+    """The first sync of a page waits for the file system's own notes as well."""
+    settings = {"mapped_file_size_commit_log_bytes": FILE_BYTES, "allocate_ahead_bytes": FILE_BYTES}
+    with open_small(tmp_path / "s", **settings) as store:
+        allocator, written = store._parts.allocator, []
+        monkeypatch.setattr(allocate, "WRITTEN_AHEAD_BYTES", MIB)
+        monkeypatch.setattr(
+            allocator, "_sync_ahead", lambda segment, begin, end: written.append((begin, end))
+        )
+        store.put("T", b"1")
+        store.put("T", b"2", flush="sync")
+        allocator.run_once()
+        assert written == []
+        for _ in range(2):
+            for _ in range(allocate.OFTEN_SYNCS):
+                put = store.put("T", b"3", flush="sync")
+            allocator.run_once()
+        end = put.physical_offset + put.size_bytes
+        (begin, upto), *more = written
+        assert more == [], "half of it is enough until the appends come closer"
+        assert begin < end <= begin + PAGE and upto - begin == MIB
+
+
 def test_rare_appends_take_no_memory_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr(PagesAhead, "read", None)
     settings = {"mapped_file_size_commit_log_bytes": FILE_BYTES, "populate_ahead_bytes": MIB}

@@ -164,7 +164,18 @@ def test_closed_handle_refuses_everything(control):
         for name in dir(Control)
         if not name.startswith("_")
         and name
-        not in ("bell", "closed", "file", "read_only", "detach", "release", "on_repair", "ring", "turn_owner", "committer")
+        not in (
+            "bell",
+            "closed",
+            "file",
+            "read_only",
+            "detach",
+            "release",
+            "on_repair",
+            "ring",
+            "turn_owner",
+            "committer",
+        )
     ]
     given = {
         "find_queue": ("T", 0),

@@ -37,6 +37,7 @@ def joined(path) -> Control:
     return Control.attach(files.map_file(path, 0, path.stat().st_size), **parts.HOST)
 
 
+KEY_SLEEPERS = next(at for field, at in layout.CONTROL_FIELDS if field.name == "key_sleepers")
 TAKE = "turn = control.held({name!r}, timeout_ms={timeout_ms}); turn.__enter__(); None"
 TAKE_IF_FREE = "turn = control.held_if_free({name!r}); turn.__enter__(); turn.held"
 GIVE = "turn.__exit__(None, None, None)"
@@ -412,3 +413,60 @@ def test_wait_ends_by_itself(control):
     control.wait_append(control.append_seq, 1)
     control.wait_flush(control.flush_seq, 0)
     assert control.append_seq == 0
+
+
+def test_a_turn_of_a_flush_waits_until_the_lock_is_free_or_nothing_is_left_to_flush(control):
+    """The waiting thread needs neither the lock nor the interpreter to see that another one has flushed."""
+    turns, inside = [], threading.Event()
+
+    def waits() -> None:
+        inside.set()
+        with control.flush_turn(10, 60_000) as turn:
+            turns.append(turn.held)
+
+    for done in (True, False):
+        waiting = threading.Thread(target=waits)
+        with control.held("flush"):
+            waiting.start()
+            inside.wait()
+            if done:
+                control.advance_flushed(10)
+                control.wake_flush()
+                waiting.join()
+                assert turns == [False]
+        control.wake_flush()
+        waiting.join()
+        inside.clear()
+    assert turns == [False, False]
+    with control.flush_turn(11, 60_000) as turn:
+        assert turn.held
+        with control.flush_turn(11, 60_000) as inner:  # of a signal handler
+            assert (inner.held, inner.mine) == (False, True)
+    control.set_flag(layout.FLAGS["FLAG_SYNC_FAILED"][0])
+    with control.flush_turn(11, 60_000) as turn:
+        assert not turn.held
+
+
+def test_a_flush_turn_that_gets_the_lock_from_a_dead_leader_repairs_first(control, path):
+    repaired = []
+    control.on_repair("flush", lambda: repaired.append(True))
+    with Process() as other:
+        other.do(JOIN, path=str(path))
+        other.do(take("flush"))
+        other.kill()
+    with control.flush_turn(1, 60_000) as turn:
+        assert turn.held
+    assert repaired == [True]
+
+
+def test_a_wait_for_slaves_ends_with_their_report_or_the_epoch(control):
+    control.raise_replicated(100)
+    assert control.wait_replicated(100, 5, 0, 60_000)
+    assert not control.wait_replicated(101, 5, 3, 60_000)  # another epoch
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(control.wait_replicated, 101, 5, 0, 60_000)
+        while not any(control.file.read(KEY_SLEEPERS, 4 * layout.KEY_WORDS)):
+            pass
+        control.raise_replicated(101)
+        control.wake_key(5)
+        assert waiting.result()
