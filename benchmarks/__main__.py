@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.scale import command as scale
 from benchmarks.scale import growth
 from benchmarks.store import compact, groups, importing, memory, replicas, replication, writes
-from benchmarks.suite import check, pairs, report, runner
+from benchmarks.suite import check, interpreters, pairs, report, runner
 from benchmarks.suite.cases import CASES
 from benchmarks.suite.document import updated
 
@@ -35,6 +35,7 @@ COMMANDS = {
     "groups": lambda _: groups.main(),
     "growth": growth.main,
     "import": lambda _: importing.main(),
+    "interpreters": interpreters.main,
     "memory": memory.main,
     "pairs": pairs.main,
     "replicas": replicas.main,

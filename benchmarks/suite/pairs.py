@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of the sizes; the figures mean nothing")
     options = parser.parse_args(arguments)
     other = options.checkout.resolve()
-    if not _python(other).exists():
-        parser.error(f"{_python(other)}: no such file; run `make build` there first")
+    if not python_of(other).exists():
+        parser.error(f"{python_of(other)}: no such file; run `make build` there first")
     chosen = [case.name for case in CASES if not options.cases or case.name.startswith(tuple(options.cases))]
     before: Figures = defaultdict(list)
     after: Figures = defaultdict(list)
@@ -51,19 +51,29 @@ def main(arguments: list[str]) -> int:
         for turn in range(options.turns):
             runs = [(other, before), (HERE, after)]
             for checkout, figures in runs if turn % 2 == 0 else reversed(runs):
-                collect(_run(checkout, name, passed), figures)
+                collect(run(checkout, name, passed), figures)
         print("\n".join(lines(name, before, after)), flush=True)
     return 0
 
 
-def _python(checkout: Path) -> Path:
+def python_of(checkout: Path) -> Path:
+    """The interpreter for which a checkout is built."""
     return checkout / ".venv" / "bin" / "python"
 
 
-def _run(checkout: Path, case: str, arguments: list[str]) -> dict[str, Any]:
+def run(checkout: Path, case: str, arguments: list[str]) -> dict[str, Any]:
     """The result file of one round of a case; no case when the checkout does not have it."""
     with tempfile.NamedTemporaryFile(suffix=".json") as written:
-        command = [str(_python(checkout)), "-m", "benchmarks", case, "--rounds", "1", "--json", written.name]
+        command = [
+            str(python_of(checkout)),
+            "-m",
+            "benchmarks",
+            case,
+            "--rounds",
+            "1",
+            "--json",
+            written.name,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         done = subprocess.run(
             [*command, *arguments], cwd=checkout, env=environment, text=True, capture_output=True, check=False

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from benchmarks.suite import pairs
+from benchmarks.suite import interpreters, pairs
 
 
 def result(ours_ns: float, ratio: float) -> dict:
@@ -44,3 +44,10 @@ def test_a_case_that_the_other_checkout_lacks_is_shown_alone():
         ["cystore", "-", "100"],
         ["LMDB", "-", "2"],
     ]
+
+
+def test_the_table_of_interpreters_has_our_rows_and_compares_with_the_first():
+    first, second, third = (defaultdict(list) for _ in range(3))
+    pairs.collect(result(100, 2.0), first)
+    pairs.collect(result(80, 2.0), second)
+    assert interpreters.lines("get", [first, second, third]) == ["| get | 100 | 80 (1.25 ×) | not measured |"]
