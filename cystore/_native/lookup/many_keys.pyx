@@ -9,7 +9,7 @@ from cpython.dict cimport PyDict_Next, PyDict_SetItem
 from cpython.object cimport PyObject
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
 
-from cystore._native.memory.atomics cimport load_i64
+from cystore._native.memory.atomics cimport load_i64, prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.index cimport (
     QUERY_CANDIDATES, QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_query,
@@ -20,9 +20,15 @@ from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.lookup.key_reader cimport QueryResult, view_index
 from cystore._native.record.message cimport found_message
-from cystore._native.record.window cimport LogWindow, log_window, window_prefetch
+from cystore._native.record.window cimport LogWindow, log_window
 
 from cystore.errors import CorruptRecordError, OffsetError
+
+cdef extern from * nogil:
+    """
+    static inline void load_byte(const unsigned char *place) { (void)*(const volatile unsigned char *)place; }
+    """
+    void load_byte(const uint8_t* place)
 
 cdef extern from "Python.h":
     bint PyUnicode_CheckExact(object text)
@@ -32,6 +38,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     GROUP = 32
+    AHEAD = 4       # lookups between the fetch of a record's lines and their use
     ROOM = 8        # messages of one key
 
 # A group of lookups. `unanswered`: the caller has to look the key up. `full`: the key has `room` messages or more.
@@ -39,33 +46,65 @@ cdef struct lookups:
     int count
     key_query[GROUP] queries
     int64_t[GROUP * ROOM] found
+    const uint8_t* places[GROUP]    # of the first candidate of each; NULL: none, or unknown
     bint[GROUP] unanswered
     bint[GROUP] full
 
 
-cdef void _walk(const index_view* index, lookups* g, const log_window* window) noexcept nogil:
-    """Collects the candidates of all lookups in one index file. Prefetches slots, entries and records a step ahead."""
-    cdef key_query* q
+cdef inline const uint8_t* _address(const log_window* window, int64_t offset) noexcept nogil:
+    """Where a record is in memory; NULL if the window does not have it. NULL also beside holes: their bytes may be
+    unreadable."""
+    cdef int i = window.latest
+    if window.hole_count or not window.minimum <= offset < window.wrote:
+        return NULL
+    if i < window.count and window.segments[i].base <= offset < window.segments[i].end:
+        return window.segments[i].address + (offset - window.segments[i].base)
+    for i in range(window.count):
+        if window.segments[i].base <= offset < window.segments[i].end:
+            return window.segments[i].address + (offset - window.segments[i].base)
+    return NULL
+
+
+cdef inline void _fetch_records(const uint8_t** places, int count) noexcept nogil:
+    """A record's page is in no TLB. The processor waits for the page's address before it goes on behind a prefetch, or
+    it drops the prefetch. It goes on behind a load, so the loads overlap."""
     cdef int i
+    for i in range(count):
+        load_byte(places[i])
+
+
+cdef void _walk(const index_view* index, lookups* g, const log_window* window) noexcept nogil:
+    """Collects the candidates of all lookups in one index file. Fetches slots, entries and records a step ahead."""
+    cdef key_query* q
+    cdef const uint8_t* places[GROUP]
+    cdef const uint8_t* place
+    cdef int i, found
     cdef int active = 1
     for i in range(g.count):
         index_slot_prefetch(index, g.queries[i].walk.hash)
     for i in range(g.count):
         q = &g.queries[i]
         q.candidate_at = q.candidate_count = 0
+        g.places[i] = NULL
         index_walk_begin(index, &q.walk)
         index_walk_prefetch(index, &q.walk)
     while active:
-        active = 0
+        active = found = 0
         for i in range(g.count):
             q = &g.queries[i]
             if q.walk.entry == 0 or q.candidate_count == QUERY_CANDIDATES:
                 continue
             if index_walk_step(index, &q.walk, &q.candidates[q.candidate_count]):
-                window_prefetch(window, q.candidates[q.candidate_count])
+                place = _address(window, q.candidates[q.candidate_count])
+                if q.candidate_count == 0:
+                    g.places[i] = place
+                if place != NULL:
+                    places[found] = place
+                    found += 1
                 q.candidate_count += 1
             index_walk_prefetch(index, &q.walk)
             active += q.walk.entry != 0
+        _fetch_records(places, found)
 
 
 cdef int _check_candidates(const index_view* index, lookups* g, int* at, log_window* window) noexcept nogil:
@@ -75,6 +114,10 @@ cdef int _check_candidates(const index_view* index, lookups* g, int* at, log_win
     cdef int status
     while at[0] < g.count:
         q = &g.queries[at[0]]
+        if at[0] + AHEAD < g.count and g.places[at[0] + AHEAD] != NULL:
+            prefetch_for_read(g.places[at[0] + AHEAD] + 64)
+            prefetch_for_read(g.places[at[0] + AHEAD] + 128)
+            prefetch_for_read(g.places[at[0] + AHEAD] + 192)
         if not g.unanswered[at[0]] and not g.full[at[0]]:
             status = index_query(index, q, window)
             if status == QUERY_NEED_SEGMENT:
