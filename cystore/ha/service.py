@@ -158,6 +158,7 @@ class Replication:
                 facts=self._facts,
                 least_epoch=least_epoch,
             )
+        was_connected = slave.is_connected
         try:
             received = slave.turn()
         except CutNeededError as error:
@@ -169,7 +170,7 @@ class Replication:
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            self._place += 1
+            self._place += not was_connected  # a master that was started again is asked first
             if str(error) != self._failed:
                 self._failed = str(error)
                 log.warning("%s: the master %s: %s; trying again", self._commit_log.files.root, master, error)

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 import cystore
+from cystore.ha import service
 from cystore.ha.status import read_status
 from tests.support.ha.ha_pair import (
     check_equal,
@@ -173,6 +174,38 @@ def test_a_slave_finds_its_master_among_several_hosts(tmp_path, port):
             until(lambda: read_status(reader.path).master == f"127.0.0.1:{other}")
             with pytest.raises(cystore.StoreIsSlaveError, match=f"a slave of 127.0.0.1:{other}: "):
                 reader.put("T", b"x")
+
+
+def test_a_slave_asks_its_master_again_before_another_host(tmp_path, monkeypatch):
+    asked: list[str] = []
+    answers = iter([False, False, True, False, False])  # does it connect?
+
+    class OneTurn:
+        def __init__(self, *parts: object, **_more: object) -> None:
+            self.master, self.is_connected, self.epoch, self.masters_end = parts[4], False, 0, -1
+
+        def turn(self) -> int:
+            if self.is_connected:
+                self.is_connected = False
+                raise ConnectionResetError("the master ends")
+            asked.append(self.master)
+            self.is_connected = next(answers)
+            if not self.is_connected:
+                raise ConnectionRefusedError("nobody there")
+            return 0
+
+        close = turn
+
+    monkeypatch.setattr(service, "Slave", OneTurn)
+    settings = {**SETTINGS, "broker_role": "slave", "ha_master_address": "a:1,b:2"}
+    with cystore.open(tmp_path / "s", **settings) as store:
+        parts = store._attached()
+        work = service.Replication(
+            parts.control, parts.commit_log, parts.manifest, parts.cleaner.holds, parts.appender, parts.config
+        )
+        while len(asked) < 5:
+            work.run_once()
+    assert asked == ["a:1", "b:2", "a:1", "a:1", "b:2"]
 
 
 def test_a_slave_refuses_puts_in_every_process(tmp_path, port):
