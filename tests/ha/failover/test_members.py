@@ -3,7 +3,10 @@ refused. Method: members in processes of this host with a real etcd."""
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 import cystore
+from cystore.engine.inspect.recognize import is_store
 from cystore.engine.manifest.manifest import read_facts
 from cystore.ha.copied_log import CopiedLog
 from cystore.ha.election.etcd import Etcd
@@ -132,6 +136,46 @@ def test_a_reader_by_the_hosts_follows_the_elected_master(tmp_path, etcd):
             cystore.ReplicationError, match=f"is of epoch .* followed one of epoch {2**62} before"
         ):
             late.turn()
+
+
+@pytest.mark.slow  # leases that end
+def test_a_reader_gives_back_what_the_failover_took_back(tmp_path, etcd):
+    """It has a record that no member has. `cystore replicate` opens its store again, which truncates the log."""
+    more = {"ha_in_sync_lag_ms": 60_000}
+    a_settings, b_settings = settings(etcd, "a", **more), settings(etcd, "b", **more)
+    hosts = ",".join(f"127.0.0.1:{each['ha_listen_port']}" for each in (a_settings, b_settings))
+    command = [sys.executable, "-m", "cystore", "replicate", str(tmp_path / "reader"), "--from", hosts]
+    with Process() as a, Process() as first_b, Process() as b:
+        a.do(OPENED, path=str(tmp_path / "a"), settings=a_settings)
+        until(lambda: a.do(TRIED) == "")
+        first_b.do(OPENED, path=str(tmp_path / "b"), settings=b_settings)
+        until(lambda: in_sync(etcd) == {"a", "b"})
+        with subprocess.Popen([*command, "--set", "ha_truncate_diverged=true"]) as follower:
+            try:
+                until(lambda: is_store(tmp_path / "reader"))
+                with cystore.open(tmp_path / "reader", services="none") as reader:
+                    until(lambda: wrote(reader) == a.do("store.stats()['wrote']") > 0)
+                    first_b.kill()
+                    a.do("store.put('T', b'taken back'); store.flush()")
+                    until(lambda: wrote(reader) == a.do("store.stats()['wrote']"))
+                    assert b"taken back" not in [bytes(m.body) for m in reader.scan()]
+                    a.kill()
+                    b.do(OPENED, path=str(tmp_path / "b"), settings=b_settings)
+                    until(lambda: b.do(TRIED) == "")
+                    until(reader.asked_to_leave)
+                until(lambda: has_equal_log(tmp_path / "reader", b))
+            finally:
+                follower.send_signal(signal.SIGINT)
+                follower.wait(30)
+        assert any("commitlog" in file.name for file in (tmp_path / "reader" / "quarantine").iterdir())
+
+
+def has_equal_log(path: Path, member: Process) -> bool:
+    """Whether a store shows the messages that the member does."""
+    told = "[bytes(m.body) for m in store.scan()]"
+    with cystore.open(path, read_only=True) as store:
+        mine = [bytes(message.body).decode() for message in store.scan()]
+    return mine == member.do(told)
 
 
 def following(store: cystore.MessageStore) -> tuple[Any, ...]:
