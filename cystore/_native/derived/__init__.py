@@ -1,4 +1,4 @@
 """Kernels of the derived files: queues, index, dispatch, delay.
 
-May import `cystore._native.append` and what is below it: docs/architecture.md.
+May import `cystore._native.replication` and what is below it: docs/architecture.md.
 """

@@ -15,7 +15,6 @@ import pytest
 import cystore
 from cystore.derived.files.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
 from cystore.engine.files.checkpoint import read_checkpoint
-from cystore.engine.log import flush
 from cystore.errors import FlushFailedError, NotDurableError, StoreTimeoutError, SyncFailedError
 from tests.support.process import Failed, Process, processes
 from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
@@ -140,34 +139,6 @@ def test_what_is_flushed_already_is_not_synced_again(store, log):
     result = store.put("T", b"", flush="sync")
     store._parts.flusher.flush_to(result.physical_offset + result.size_bytes)
     assert len(log.synced) == 1
-
-
-def test_a_sync_waits_for_the_puts_that_the_last_one_woke(store, log, monkeypatch):
-    """Seen: the first of 16 woken threads synced its put alone, and the 15 others waited for the next sync."""
-    flusher, control = store._parts.flusher, store._parts.control
-    for name in ("GATHER_PAUSE_US", "GATHER_MAX_US"):
-        monkeypatch.setattr(flush, name, 30_000_000)
-    flusher._groups, flusher._sync_us = (1, 3), 1e9
-    flusher._gathered = control.put_count
-    begun = threading.Event()
-    original = flusher._gather
-    monkeypatch.setattr(flusher, "_gather", lambda: (begun.set(), original()))
-    first = threading.Thread(target=lambda: store.put("T", b"1", flush="sync"))
-    first.start()
-    begun.wait()
-    for _ in range(2):
-        store.put("T", b"beside", flush="async")
-    first.join()
-    assert log.synced == [(0, flushed(store))]
-    assert flushed(store) == store.stats()["wrote"]
-    assert flusher._groups == (3, 3)
-
-
-def test_a_sync_of_a_single_writer_waits_for_nobody(store, log, monkeypatch):
-    monkeypatch.setattr(flush, "GATHER_PART", None)  # of the last sync's time: a wait needs it
-    for _ in range(3):
-        store.put("T", b"1", flush="sync")
-    assert len(log.synced) == 3
 
 
 def test_one_sync_serves_all_who_wait(store, log):
