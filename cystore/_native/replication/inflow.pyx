@@ -19,7 +19,7 @@ from cystore._native.memory.locks cimport control_enter, control_unlock
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.record_view cimport RECORD_OK, RECORD_SHORT
 from cystore._native.replication.sockets cimport (
-    HEADER_BYTES, HEADER_BYTES_MAX, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, REPORT_BYTES, SHUT_RDWR, look_at, poll, pollfd,
+    FRAME_HEAD, FRAME_HEAD_MAX, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, REPORT_BYTES, SHUT_RDWR, look_at, poll, pollfd,
     read_i32, read_i64, send, shutdown, take, write_i64
 )
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -141,8 +141,8 @@ cdef class Inflow:
 
     cdef ssize_t _begin_frame(self, control_block* block, int socket) noexcept nogil:
         """Receives a header. Returns its length; 0 for one that the caller looks at; -1 with errno."""
-        cdef uint8_t[HEADER_BYTES_MAX] head
-        cdef Py_ssize_t length = HEADER_BYTES + (0 if self.epoch < 0 else 8) + (8 if self.confirms else 0)
+        cdef uint8_t[FRAME_HEAD_MAX] head
+        cdef Py_ssize_t length = FRAME_HEAD + (0 if self.epoch < 0 else 8) + (8 if self.confirms else 0)
         cdef ssize_t count = look_at(socket, head, length)
         cdef int64_t offset, size
         if count < 0:
@@ -151,12 +151,12 @@ cdef class Inflow:
             return 0
         offset, size = read_i64(head), read_i32(head + 8)
         if offset != load_i64(&block.wrote) - self.skip + self.end - self.begin or size < 0 or offset == 0 \
-                or size > TURN_BYTES or self.epoch >= 0 and read_i64(head + HEADER_BYTES) != self.epoch:
+                or size > TURN_BYTES or self.epoch >= 0 and read_i64(head + FRAME_HEAD) != self.epoch:
             return 0
         if take(socket, head, length) != length:
             return 0
         if self.confirms:
-            self.confirmed = max(self.confirmed, read_i64(head + HEADER_BYTES + 8))
+            self.confirmed = max(self.confirmed, read_i64(head + FRAME_HEAD + 8))
         self.masters_end = max(self.masters_end, offset + size)
         self.left = size if size > 0 else -1
         return length

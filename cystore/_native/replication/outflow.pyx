@@ -15,7 +15,7 @@ from cystore._native.memory.atomics cimport load_i64, monotonic_ns, raise_i64
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.locks cimport control_wake_key
 from cystore._native.replication.sockets cimport (
-    HEADER_BYTES, HEADER_BYTES_MAX, MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, POLLIN, POLLOUT, REPORT_BYTES, look_at, poll,
+    FRAME_HEAD, FRAME_HEAD_MAX, MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, POLLIN, POLLOUT, REPORT_BYTES, look_at, poll,
     pollfd, read_i64, send, sendfile, take, write_i32, write_i64
 )
 
@@ -48,7 +48,7 @@ cdef class Outflow:
     cdef public int64_t confirmed       # as the last header had it
     cdef public double heard_s, sent_s  # on the monotonic clock
     cdef public int socket, file        # descriptors; -1: none
-    cdef uint8_t[HEADER_BYTES_MAX] head
+    cdef uint8_t[FRAME_HEAD_MAX] head
     cdef Py_ssize_t head_sent, head_bytes   # of a header that the connection took only a part of
 
     def __cinit__(self, int socket, int64_t frame_bytes, double now_s):
@@ -89,7 +89,7 @@ cdef class Outflow:
 
     cdef State _begin_frame(self, control_block* block, int64_t wrote, int64_t file_bytes) noexcept nogil:
         cdef int64_t base = self.next - self.next % file_bytes, end, confirmed = 0
-        cdef Py_ssize_t length = HEADER_BYTES
+        cdef Py_ssize_t length = FRAME_HEAD
         cdef ssize_t sent
         end = min(wrote, base + file_bytes, self.next + self.frame_bytes)
         if self.file < 0 or self.file_base != base or self.next < load_i64(&block.min_physical_offset):

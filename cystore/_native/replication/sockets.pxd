@@ -28,8 +28,8 @@ cdef extern from "<sys/sendfile.h>" nogil:
 
 cdef enum:
     REPORT_BYTES = 8            # a report of a position; with the epoch twice as much
-    HEADER_BYTES = 12           # of a frame; 8 more with the epoch, and 8 more with the confirmed position
-    HEADER_BYTES_MAX = 28
+    FRAME_HEAD = 12             # of a frame; 8 more with the epoch, and 8 more with the confirmed position
+    FRAME_HEAD_MAX = 28
 
 
 cdef inline int64_t read_i64(const uint8_t* p) noexcept nogil:
