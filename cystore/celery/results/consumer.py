@@ -96,7 +96,7 @@ class ResultConsumer(BaseResultConsumer):
         self._listeners: dict[str, Callable[[dict[str, Any]], Any]] = {}
         self._notified: dict[str, int] = {}
         self._failures = 0  # how often a task was seen to fail, awaited or not
-        self._undecodable: dict[str, Exception] = {}  # of awaited ids: why their results cannot be read
+        self._undecodable: dict[str, Message] = {}  # of awaited ids: results that could not be decoded
 
     def on_after_fork(self) -> None:
         """After a fork: the lock's holder may be missing in the child, and no thread of the child waits yet."""
@@ -169,12 +169,16 @@ class ResultConsumer(BaseResultConsumer):
 
     def _raise_undecodable(self, result: Any) -> None:
         """Raises the error of a result that this wait is for, and that some thread could not decode. Other waits of
-        the process go on."""
+        the process go on. The result is decoded again, because the program may have imported what it needs. An error
+        that is kept would keep all frames that it came through, and the results in them."""
         if self._undecodable:
-            for task_id in ids_of(result):
-                error = self._undecodable.get(task_id)
-                if error is not None:
-                    raise error
+            for task_id in list(ids_of(result)):
+                message = self._undecodable.get(task_id)
+                if message is not None:
+                    meta = self._meta_of(message)
+                    with self._reading:
+                        self._undecodable.pop(task_id, None)
+                        self._give([(message, meta)])
 
     def on_state_change(self, meta: dict[str, Any], message: Any) -> None:
         """Gives a state to the waiters for it. Like Celery's own, without its `sleep(0)`."""
@@ -322,17 +326,18 @@ class ResultConsumer(BaseResultConsumer):
             self._seen.position = self._position
 
     def _decoded(self, found: list[Message]) -> Iterator[tuple[Message, dict[str, Any]]]:
-        """Records with their metas. The error of a record that cannot be decoded is kept for the waits for its id."""
+        """Records with their metas. A record that cannot be decoded is kept for the waits for its id."""
         for message in found:
             try:
                 meta = self._meta_of(message)
             except Exception:
-                error = self._error_of(message)
-                if error is None:  # a handler of a signal raised, for example at a soft time limit
+                if not self._fails_again(
+                    message
+                ):  # a handler of a signal raised, for example at a soft time limit
                     raise
                 for task_id in map(id_of, message.keys):
                     if task_id in self._awaited:
-                        self._undecodable[task_id] = error
+                        self._undecodable[task_id] = message
             else:
                 self._undecodable.pop(meta["task_id"], None)
                 yield message, meta
@@ -342,12 +347,12 @@ class ResultConsumer(BaseResultConsumer):
         _ = meta["task_id"], meta["status"]  # the parts that `_give` needs
         return meta
 
-    def _error_of(self, message: Message) -> Exception | None:
+    def _fails_again(self, message: Message) -> bool:
         try:
             self._meta_of(message)
-        except Exception as error:  # noqa: BLE001 - a serializer may raise anything
-            return error
-        return None
+        except Exception:  # noqa: BLE001 - a serializer may raise anything
+            return True
+        return False
 
     def _give(self, found: list[tuple[Message, dict[str, Any]]]) -> None:
         for message, meta in found:

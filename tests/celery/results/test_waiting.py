@@ -3,10 +3,12 @@ and threads, with every periodic second look taken away: then a lost wake-up is 
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -558,3 +560,41 @@ def test_what_a_signal_raises_while_a_result_is_decoded_is_no_error_of_it(backen
     waiter.join(HANGS_AFTER_S)
     assert isinstance(waiter.answer, SoftTimeLimitExceeded)
     assert asked.get() == [1, 2]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_result_is_given_when_it_can_be_decoded_at_last(backend, monkeypatch, alone):
+    """The program imports what the result needs, for example, and asks once more."""
+    backend.store_result("a", 1, states.SUCCESS)
+    backend.store_result("b", 2, states.SUCCESS)
+    decode = backend.meta_of
+
+    def refuses(message: cystore.Message) -> dict[str, object]:
+        if message.keys == ("a",):
+            raise DecodeError("no module named 'shapes'")
+        return decode(message)
+
+    asked = ResultSet([backend.app.AsyncResult(one) for one in "ab"], app=backend.app)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "meta_of", refuses)
+        for _ in range(2):
+            with pytest.raises(DecodeError):
+                asked.get()
+    if alone:
+        assert asked.results[0].get() == 1
+    assert asked.get() == [1, 2]
+
+
+def test_the_error_of_an_undecodable_result_keeps_no_frame(backend):
+    """Seen: the error that was kept for other waits kept all variables of the caller of this one."""
+    asked = ResultSet([unreadable(backend), backend.app.AsyncResult("other")], app=backend.app)
+
+    def ask() -> weakref.ref[ResultSet]:
+        mine = ResultSet([], app=backend.app)
+        with suppress(DecodeError):
+            asked.get()
+        return weakref.ref(mine)
+
+    there = ask()
+    gc.collect()
+    assert there() is None
