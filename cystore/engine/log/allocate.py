@@ -87,7 +87,8 @@ class Allocator:
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
         self._written_ahead = 0  # log position up to which this process wrote empty pages to the disk
         self._syncs = control.flush_seq  # at the last turn
-        self._at_hand = 0  # the last result of `fault_in`
+        self._at_hand = 0  # log position up to which `fault_in` made pages ready
+        self._own_end = 0  # the last result of `fault_in`: appends of this process ask again behind it
         self._pages_bytes = FIRST_PAGES_BYTES
         self._has_headroom = False
         self._step_wrote, self._step_s = (
@@ -272,7 +273,7 @@ class Allocator:
         if not self._go_ahead():
             return Progress(0)  # another process is at work
         populated = 0
-        if not self.spectates:
+        if control.log_end <= self._at_hand:
             if not control.flags & FLAG_SLAVE:  # a slave writes most records to the file, and reads none back
                 populated = self.populate_ahead()
             self._write_ahead()
@@ -283,8 +284,8 @@ class Allocator:
 
     @property
     def spectates(self) -> bool:
-        """Whether other processes made all recent appends: the log's end is beyond the pages that this one has."""
-        return self._control.log_end > self._at_hand
+        """Whether other processes made all recent appends: the log's end is beyond the room that this one asked for."""
+        return self._control.log_end > self._own_end
 
     def _go_ahead(self) -> bool:
         """Reserves the next step, in existing files, once half of the last one is used. False if another process has
@@ -378,6 +379,10 @@ class Allocator:
         """Faults in pages for this process's appends, from log position `begin` up to `end` and a step more, as far as
         they are allocated; returns the end. A put waits for it, so the steps are small. They grow while this process
         continues where it stopped; a process that appends rarely beside others gets only what it needs."""
+        self._own_end = self._fault_in(begin, end)
+        return self._own_end
+
+    def _fault_in(self, begin: int, end: int) -> int:
         log, allocated = self._commit_log.files, self._control.allocated
         segment = self._written_at(begin)
         ended = (

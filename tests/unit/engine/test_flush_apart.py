@@ -291,6 +291,13 @@ def test_a_process_spectates_while_others_append(tmp_path):
         assert not store._attached().allocator.spectates
 
 
+def test_a_process_that_appends_without_pages_ahead_does_not_spectate(tmp_path):
+    """Seen: its services looked seldom whether their work is due."""
+    with cystore.open(tmp_path / "s", services="none", populate_ahead_bytes=0) as store:
+        store.put("T", b"x")
+        assert not store._attached().allocator.spectates
+
+
 def test_an_idle_thread_that_dispatches_sleeps_until_the_next_append():
     """Seen: four wake-ups a second in each idle process that runs the service "reput"."""
     watched = Watched()
