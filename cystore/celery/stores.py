@@ -133,6 +133,11 @@ class Location:
             raise ImproperlyConfigured(
                 f"result_backend must look like {EXAMPLE} (three slashes), not {hidden(url)!r}"
             )
+        if "@" in parts.netloc:
+            raise ImproperlyConfigured(
+                f"result_backend {hidden(url)!r}: a host of a replica's masters has no user and no password; "
+                "the Redis of a client without a store stands in cystore+remote://"
+            )
         if ";" in parts.path:
             raise ImproperlyConfigured(
                 f"result_backend names more than one store, {url!r}: results go to one store only, so name one "

@@ -165,6 +165,16 @@ def test_a_wrong_url_says_what_is_wrong(url, named):
         Location.parse(url)
 
 
+def test_a_password_before_a_host_is_not_told(tmp_path):
+    """Seen: the URL of a Redis with the scheme of a store."""
+    with pytest.raises(ImproperlyConfigured, match="cystore\\+remote://") as refused:
+        Location.parse(f"cystore://me:secret@host:1{tmp_path}")
+    told: BaseException | None = refused.value
+    while told is not None:
+        assert "secret" not in str(told)
+        told = told.__cause__
+
+
 def test_hosts_in_the_url_make_a_replica_that_knows_its_masters(tmp_path):
     location = Location.parse(f"cystore://host1,host2:7{tmp_path}/my%20store?services=none")
     assert location.path == f"{tmp_path}/my store"
