@@ -122,7 +122,10 @@ class Location:
         """Raises ImproperlyConfigured, which names the error in the URL or the options, or an option with two different
         values."""
         url, reader = _without_reader(url or "")
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise ImproperlyConfigured(f"result_backend {hidden(url)!r} is not a URL: {error}") from error
         if parts.scheme == REMOTE:
             return cls("", reader=_reader_in(parts) or reader, remote=True)
         if url == f"{SCHEME}://":

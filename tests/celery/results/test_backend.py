@@ -153,6 +153,7 @@ def test_the_url_names_path_and_settings():
         ("cystore:///", "three slashes"),
         ("cystore://host1,host2:no/store", "must be HOST:PORT"),
         ("cystore://host1,host2", "three slashes"),
+        ("cystore://[::1/store", "is not a URL"),
         ("cystore:///store?flush=maybe", "flush_disk_type must be one of"),
         ("cystore:///store?max_queue=1", "did you mean max_queues"),
         ("cystore:///store?max_queues=none", "whole number"),
