@@ -169,6 +169,11 @@ class Location:
         settings = {**outside, **settings}
         return cls(os.path.realpath(unquote(parts.path)), settings, reader=reader, hosts=parts.netloc)
 
+    @property
+    def given(self) -> str:
+        """The options, and the hosts if the URL names some."""
+        return f"the options {self.settings}" + (f" and the hosts {self.hosts}" if self.hosts else "")
+
     def opened(self, config: StoreConfig, **more: Any) -> MessageStore:
         """`cystore.open` of this place."""
         return cystore.open(
@@ -326,7 +331,7 @@ def _open_now(location: Location, app: Celery | None) -> MessageStore:
                 held = _open[location.path] = (location, weakref.ref(store))
     if held[0] is not location and held[0] != location:
         raise StoreConfigError(
-            f"this process has the store open with the options {held[0].settings}, not {location.settings}",
+            f"this process has the store open with {held[0].given}, not {location.given}",
             path=location.path,
         )
     if app is not None and _kept.setdefault(app, {}).get(location.path) is not store:

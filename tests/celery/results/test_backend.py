@@ -176,6 +176,12 @@ def test_a_password_before_a_host_is_not_told(tmp_path):
         told = told.__cause__
 
 
+def test_two_places_of_a_store_with_other_hosts_are_told_apart(tmp_path):
+    refused = pytest.raises(cystore.StoreConfigError, match="and the hosts host1:1,host2:2")
+    with open_shared(Location.parse(f"cystore://{tmp_path}/store?services=none")), refused:
+        open_shared(Location.parse(f"cystore://host1:1,host2:2{tmp_path}/store?services=none"))
+
+
 def test_hosts_in_the_url_make_a_replica_that_knows_its_masters(tmp_path):
     location = Location.parse(f"cystore://host1,host2:7{tmp_path}/my%20store?services=none")
     assert location.path == f"{tmp_path}/my store"
