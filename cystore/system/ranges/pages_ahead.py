@@ -31,7 +31,10 @@ def write_zeros_ahead(path: Path, begin: int, end: int) -> None:
             # First up to a multiple of the piece: a page's place in the file is a multiple of its size.
             upto = min(end, begin - begin % PIECE_BYTES + PIECE_BYTES) if begin % PIECE_BYTES else end
             os.lseek(fd, begin, os.SEEK_SET)
-            begin += os.sendfile(fd, zeros, None, upto - begin)
+            count = os.sendfile(fd, zeros, None, upto - begin)
+            if count == 0:  # some containers have an empty file in place of the device
+                break
+            begin += count
 
 
 def fault_in(file: MappedFile, begin: int, end: int) -> None:

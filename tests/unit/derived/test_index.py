@@ -432,6 +432,15 @@ def test_zeros_ahead_change_nothing_before_them_or_behind(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_an_empty_file_in_place_of_zeros_ends_nothing(tmp_path, monkeypatch):
+    """Some containers have one at /dev/zero."""
+    path, tries = tmp_path / "file", iter(range(3))
+    path.write_bytes(bytes(1000))
+    monkeypatch.setattr(os, "sendfile", lambda *_: next(tries) and 0)
+    write_zeros_ahead(path, 0, 1000)
+    assert next(tries) == 1
+
+
 def test_a_private_index_writes_nothing_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr(Pace, "is_fast", lambda self, step: True)
     config = StoreConfig(max_hash_slot_num=1000, max_index_num=600_000)
