@@ -45,7 +45,7 @@ def test_a_sync_waits_for_the_puts_that_the_last_one_woke(store, synced, monkeyp
     monkeypatch.setattr(flusher, "_gather", lambda: (begun.set(), gather()))
     first = threading.Thread(target=lambda: store.put("T", b"1", flush="sync"))
     first.start()
-    begun.wait()
+    assert begun.wait(30)
     for _ in range(2):
         store.put("T", b"beside", flush="async")
     first.join()
