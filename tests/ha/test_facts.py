@@ -388,6 +388,7 @@ def test_a_deletion_goes_with_the_records_that_it_deleted(tmp_path, port):
             for number in range(5, 10):
                 master.put("T", b"%d" % number, keys=("k",))
             wait_log(slave, wrote(master))
+            until(lambda: slave.settings.compacted_topics == "T")
             assert bytes(slave.latest("T", "k").body) == b"9"
     new = [b"%d" % number for number in range(5, 10)]
     with cystore.open(tmp_path / "slave", **masters(port)) as promoted:
