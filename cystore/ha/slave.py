@@ -106,6 +106,11 @@ class Slave:
             raise ReplicationError(
                 f"the master {self.master} does not answer a greeting, so it is not cystore's"
             )
+        if hello is None and self._control.confirming:
+            # Readers would see what may be taken back. A stopped process accepts connections, and does not greet.
+            raise ReplicationError(
+                f"the master {self.master} does not answer a greeting, and it was elected, so it is not RocketMQ's"
+            )
         self._copied.restart()
         self._header.clear()
         self._flow.left, self._heard_s, self._aside = -1, monotonic_s(), None

@@ -15,7 +15,7 @@ import pytest
 
 import cystore
 from cystore.ha.connection import DIGEST_BYTES_MAX, DIGESTS_MAX
-from cystore.ha.link import wire
+from cystore.ha.link import call, wire
 from cystore.ha.master import SLAVES_MAX
 from cystore.ha.slave import Slave
 from tests.support.ha.ha_pair import (
@@ -183,6 +183,32 @@ def test_a_slave_reports_no_more_than_it_was_sent(tmp_path, port):
             while reports.count(sent) < 2:  # reports are repeated while nothing comes
                 reports.append(*wire.REPORT.unpack(peer.recv(wire.REPORT.size, socket.MSG_WAITALL)))
                 assert reports[-1] <= sent
+
+
+def test_a_silent_elected_master_is_not_taken_for_rocketmqs(tmp_path, port, monkeypatch, caplog):
+    """A stopped process accepts connections and does not greet, as RocketMQ's master. Then readers saw what the elected
+    master had not confirmed."""
+    monkeypatch.setattr(call, "GREETING_S", 0.02)
+    with cystore.open(tmp_path / "master", **masters(free_port())) as master:
+        fill(master, 10)
+        end, first = wrote(master), [message.physical_offset for message in master.scan()][5]
+        log = log_bytes(master.path, 0, end)
+        hello = wire.Hello(
+            "x", 0, end, master.settings.mapped_file_size_commit_log_bytes, epoch=3, facts=True
+        )
+    confirmed = wire.HEADER.pack(wire.CONFIRMED, wire.REPORT.size) + wire.REPORT.pack(first)
+    with (
+        socket.create_server(("127.0.0.1", port)) as serving,
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+    ):
+        serving.settimeout(20)
+        with serving.accept()[0] as peer:
+            peer.sendall(hello.frame() + wire.HEADER.pack(0, end) + log + confirmed)
+            until(lambda: slave.wrote_position == first)
+        with serving.accept()[0] as silent:
+            assert closed(silent)
+        assert wrote(slave) == end and slave.wrote_position == first
+        until(lambda: "does not answer a greeting, and it was elected" in caplog.text)
 
 
 FRAMES = {
