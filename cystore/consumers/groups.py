@@ -141,13 +141,13 @@ class Groups:
         among the topics; messages that wait for a delay level are not counted."""
         group = checked_group(group)
         found = self._table()
-        control, table, reader = found.parts.control, found.table, found.parts.reader
+        control, table, shown_end = found.parts.control, found.table, found.parts.reader.shown_ends()
         offsets = table.offsets()
         rows = []
         for (topic, of, queue_id), offset, slot in zip(table.keys, offsets, found.slots(), strict=False):
             if of != group or offset == NO_OFFSET or queue_id < 0:
                 continue
-            end = reader.shown_end(slot) if slot >= 0 else 0
+            end = shown_end(slot) if slot >= 0 else 0
             minimum = control.queue_minimum(slot) if slot >= 0 else 0
             rows.append(QueueLag(topic, queue_id, offset, minimum, end, max(end - max(offset, minimum), 0)))
         return sorted(rows)
@@ -156,7 +156,7 @@ class Groups:
         """The number of messages that each group has still to get, over all its queues, by group. One pass over the
         table: 8,000 queues take a few milliseconds."""
         found = self._table()
-        following, minimum = found.parts.reader.shown_end, found.parts.control.queue_minimum
+        following, minimum = found.parts.reader.shown_ends(), found.parts.control.queue_minimum
         totals: dict[str, int] = {}
         offsets = found.table.offsets()
         for (_, group, queue_id), offset, slot in zip(found.table.keys, offsets, found.slots(), strict=False):

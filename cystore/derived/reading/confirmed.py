@@ -9,7 +9,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -62,12 +62,20 @@ class ConfirmedReader(Reader):
         readable = control.readable
         return end if readable >= control.wrote else min(end, self._confirmed_end(slot, readable))
 
-    def shown_end(self, slot: int) -> int:
-        end, control = super().shown_end(slot), self._control
-        if control.readable >= control.wrote:
-            return end
-        self.help_dispatch()
-        return min(end, self._confirmed_end(slot, control.readable))
+    def shown_ends(self) -> Callable[[int], int]:
+        control, has_helped = self._control, False
+
+        def shown_end(slot: int) -> int:
+            nonlocal has_helped
+            end = control.queue_end(slot)
+            if control.readable >= control.wrote:
+                return end
+            if not has_helped:  # it may wait for another dispatcher
+                has_helped = True
+                self.help_dispatch()
+            return min(end, self._confirmed_end(slot, control.readable))
+
+        return shown_end
 
     def _shown(self, state: QueueState) -> QueueState:
         slot, minimum, maximum, following, log_minimum, wrote = state

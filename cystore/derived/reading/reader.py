@@ -116,7 +116,11 @@ class Reader:
 
     def shown_end(self, slot: int) -> int:
         """The queue offset behind the last message of a queue that readers get without another append."""
-        return self._control.queue_end(slot)
+        return self.shown_ends()(slot)
+
+    def shown_ends(self) -> Callable[[int], int]:
+        """`shown_end` of many queues. It dispatches once at most."""
+        return self._control.queue_end
 
     @property
     def whole(self) -> Any:

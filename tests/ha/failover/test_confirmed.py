@@ -260,6 +260,22 @@ def test_offsets_and_lags_end_at_the_confirmed_position(store):
     assert store.offset_by_time("T", 0, 1 << 50) == 19 and store.groups.lags()["whole"] == 40
 
 
+def test_the_lags_of_many_queues_dispatch_once(store, monkeypatch):
+    """Seen: with a dispatcher that stood still, each queue took a second."""
+    for queue_id in range(5):
+        store.put("T", b"x", queue_id=queue_id)
+        store.groups.commit("g", "T", queue_id, 0)
+    control, turns = store._attached().control, []
+    control.raise_confirmed(control.wrote)
+    store.put("T", b"y")
+    control.confirming = 1
+    monkeypatch.setattr(Reader, "help_dispatch", lambda reader: turns.append(reader))
+    store.groups.lags()
+    assert len(turns) == 1
+    store.groups.lag("g")
+    assert len(turns) == 2
+
+
 def test_followers_of_the_log_begin_at_the_confirmed_position(store):
     puts = [store.put("T", b"%d" % number) for number in range(30)]
     control = store._attached().control
