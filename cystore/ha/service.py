@@ -141,7 +141,7 @@ class Replication:
         masters = masters_of(role.master)
         master, slave = masters[self._place % len(masters)], self._slave
         if slave is None or (not slave.is_connected and slave.master != master):
-            least_epoch = 0 if slave is None else slave.epoch
+            least_epoch, greeting_s = (0, None) if slave is None else (slave.epoch, slave.greeting_s)
             copied = CopiedLog(
                 self._control,
                 self._commit_log,
@@ -157,6 +157,7 @@ class Replication:
                 master,
                 facts=self._facts,
                 least_epoch=least_epoch,
+                greeting_s=greeting_s,
             )
         was_connected = slave.is_connected
         try:

@@ -45,6 +45,7 @@ class Slave:
         membership: Membership | None = None,
         facts: FollowedFacts | None = None,
         least_epoch: int = 0,
+        greeting_s: float | None = None,
     ) -> None:
         self._membership, self._facts = membership, facts
         self._least_epoch = self.epoch = least_epoch  # the last master's
@@ -54,7 +55,7 @@ class Slave:
         self._control, self._commit_log, self._copied, self._config = control, commit_log, copied, config
         # While a member waits for a dead master, it cannot stand for election, so it waits for a short time only.
         wait_s = CONNECT_S if membership is None else min(CONNECT_S, config.ha_lease_ms / 5000)
-        self._call = MasterCall(config, master, wait_s)
+        self._call = MasterCall(config, master, wait_s, greeting_s)
         self._progress = SlaveProgress(control, config, commit_log.files.root)
         self._wait_s = wait_s
         self._heard_s = self._reported_s = 0.0
@@ -67,6 +68,11 @@ class Slave:
     def master(self) -> str:
         """The master's address."""
         return self._call.master
+
+    @property
+    def greeting_s(self) -> float:
+        """How long it waits for the next greeting: longer after each master that did not greet."""
+        return self._call.greeting_s
 
     @property
     def masters_end(self) -> int:

@@ -16,7 +16,7 @@ import pytest
 import cystore
 from cystore.ha.connection import DIGEST_BYTES_MAX, DIGESTS_MAX
 from cystore.ha.link import call, wire
-from cystore.ha.master import SLAVES_MAX
+from cystore.ha.master import SLAVES_MAX, Master
 from cystore.ha.slave import Slave
 from tests.support.ha.ha_pair import (
     check_equal,
@@ -209,6 +209,25 @@ def test_a_silent_elected_master_is_not_taken_for_rocketmqs(tmp_path, port, monk
             assert closed(silent)
         assert wrote(slave) == end and slave.wrote_position == first
         until(lambda: "does not answer a greeting, and it was elected" in caplog.text)
+
+
+def test_a_master_that_greets_slowly_is_waited_for_beside_other_hosts(tmp_path, port, monkeypatch):
+    """The wait for a greeting grew with one host alone; slowness is the fault."""
+    monkeypatch.setattr(call, "GREETING_S", 0.1)
+    greet = Master._hello
+
+    def slowly(self: Master, nonce: str) -> wire.Hello:
+        select.select([], [], [], 0.15)
+        return greet(self, nonce)
+
+    monkeypatch.setattr(Master, "_hello", slowly)
+    hosts = f"127.0.0.1:{port},127.0.0.1:{free_port()}"
+    with (
+        cystore.open(tmp_path / "master", **masters(port)) as master,
+        cystore.open(tmp_path / "slave", **slaves(port, ha_master_address=hosts)) as slave,
+    ):
+        fill(master, 10)
+        wait_log(slave, wrote(master))
 
 
 FRAMES = {

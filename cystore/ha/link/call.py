@@ -24,10 +24,12 @@ class MasterCall:
     """One connection at a time to one master. Raises OSError when the connection is over, ReplicationError if the peer
     is no master or does not know the secret."""
 
-    def __init__(self, config: StoreConfig, master: str, wait_s: float = CONNECT_S) -> None:
+    def __init__(
+        self, config: StoreConfig, master: str, wait_s: float = CONNECT_S, greeting_s: float | None = None
+    ) -> None:
         self._config, self.master, self._wait_s = config, master, wait_s
         self._secret, self._context = read_secret(config), slaves_context(config)
-        self._greeting_s = GREETING_S
+        self.greeting_s = GREETING_S if greeting_s is None else greeting_s  # the next wait for a greeting
         self.socket: socket.socket | None = None
 
     def close(self) -> None:
@@ -47,16 +49,16 @@ class MasterCall:
         if isinstance(connection, ssl.SSLSocket):
             connection.do_handshake()
         self.send(wire.REPORT.pack(wire.HELLO))
-        if not readable(connection, self._greeting_s):
+        if not readable(connection, self.greeting_s):
             # A slow cystore master answers later, between frames; that ends the connection. So wait longer next time.
-            self._greeting_s = min(2 * self._greeting_s, self._config.ha_housekeeping_interval_ms / 1000)
+            self.greeting_s = min(2 * self.greeting_s, self._config.ha_housekeeping_interval_ms / 1000)
             if self._secret is not None:
                 raise ReplicationError(
                     "the master does not answer a greeting, so it cannot prove that it knows the secret"
                 )
             return None
         hello = Hello.parse(self.talk(wire.HELLO))
-        self._greeting_s = GREETING_S
+        self.greeting_s = GREETING_S
         self._prove(hello)
         return hello
 
