@@ -11,6 +11,7 @@ from functools import cache
 import cystore
 from cystore._native.append import copied
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.replication import outflow
 from cystore.config import StoreConfig
 from cystore.consumers.replicated import ReplicatedOffsets
 from cystore.engine.manifest.removed_queues import RemovedQueue
@@ -34,6 +35,7 @@ from tests.support import parts
 
 BATCH_BYTES = 700  # of a frame; records are cut anywhere
 TURNS = 64
+WORDS_BYTES = 4096  # of a slave
 EPOCH = 7  # of the master
 FACTS = b'{"facts": 1}'
 
@@ -180,9 +182,15 @@ def run_master(data: bytes) -> None:
     theirs.setblocking(False)
     got = bytearray()
     with theirs, contextlib.closing(connection), contextlib.suppress(OSError, StoreError):
-        theirs.sendall(data[:4096])
-        theirs.shutdown(socket.SHUT_WR)
-        for _ in range(TURNS):
+        data = data[:WORDS_BYTES]
+        middle = len(data) // 2
+        for turn in range(TURNS):
+            if turn < 2:  # the second part may come to a slave that already gets the log
+                theirs.sendall(data[middle:] if turn else data[:middle])
+            if turn == 1:
+                theirs.shutdown(socket.SHUT_WR)
+            if connection.flows:
+                outflow.serve(inside.control, [connection.flow], -1, -1, hello.file_bytes, 0, 0, None)
             connection.receive()
             connection.offer(Sealed(0, FACTS))
             connection.send()
@@ -232,6 +240,7 @@ def run_words(data: bytes) -> None:
 EDITS = [b"", *(edit(0, 40 * n, b"\xff" * (n % 9 + 1)) for n in range(12))]
 WORDS = [
     wire.REPORT.pack(0),
+    b"".join(wire.REPORT.pack(word) for word in (wire.HELLO, 0, 91, 182)),
     wire.REPORT.pack(wire.HELLO)
     + wire.REPORT.pack(wire.DIGEST)
     + wire.RANGE.pack(0, 91)

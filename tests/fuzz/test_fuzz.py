@@ -64,6 +64,8 @@ REACHED_BY = {
     "light": "light",
     "latest": "latest",
     "copied": "copied",
+    "inflow": "slave",
+    "outflow": "master",
     "properties": "properties",
     "program": "filter",
     "bitmap": "filter",
