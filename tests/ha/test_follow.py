@@ -183,6 +183,7 @@ def test_a_slave_asks_its_master_again_before_another_host(tmp_path, monkeypatch
     class OneTurn:
         def __init__(self, *parts: object, **_more: object) -> None:
             self.master, self.is_connected, self.epoch, self.masters_end = parts[4], False, 0, -1
+            self.greeting_s = 0.0
 
         def turn(self) -> int:
             if self.is_connected:
