@@ -41,7 +41,7 @@ GROUP_OF_FOLDER = {
 
 hypothesis.settings.register_profile("cystore", deadline=None, print_blob=True, max_examples=40)
 hypothesis.settings.register_profile(
-    "quick", parent=hypothesis.settings.get_profile("cystore"), max_examples=20
+    "quick", parent=hypothesis.settings.get_profile("cystore"), max_examples=10
 )
 hypothesis.settings.register_profile(
     "long", parent=hypothesis.settings.get_profile("cystore"), max_examples=2000

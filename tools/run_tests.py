@@ -111,8 +111,8 @@ def _environment(group: Group, *, everything: bool, seed: int) -> dict[str, str]
     env = {**os.environ, **group.environment, "CYSTORE_SEED": str(seed)}
     # The tests start hundreds of processes: without bytecode each would compile the same modules again.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    if everything and not group.variant:
-        env["CYSTORE_HYPOTHESIS"] = "long"
+    if everything:
+        env["CYSTORE_HYPOTHESIS"] = "cystore" if group.variant else "long"
     if group.variant:
         shutil.rmtree(build.SANITIZER_FINDINGS, ignore_errors=True)
         build.build(group.variant)
