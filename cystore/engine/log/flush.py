@@ -45,10 +45,8 @@ SYNC_FAILED = FLAGS["FLAG_SYNC_FAILED"][0]
 WAIT_SLICE_MS = 100
 CHECKPOINT_INTERVAL_MS = 1000
 URGENT_BYTES = 16 * 1024 * 1024  # of log that are not durable: the disk needs some 0.1 s for this
-GATHER_PART, GATHER_MAX_US = (
-    0.5,
-    1000.0,
-)  # of the last sync's time: the longest wait for more puts before a sync
+GATHER_PART = 0.5  # of the last sync's time: the longest wait for more puts before a sync
+GATHER_MAX_US = 1000.0
 GATHER_PAUSE_US = 100  # without an append: no more are about to come
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 PAGE_LOOKS, PAGE_LOOK_MS = 5, 2  # a flush that no caller waits for looks this often for a full last page
