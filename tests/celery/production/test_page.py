@@ -209,6 +209,7 @@ def reserved_h(host: Host) -> int:
         return store.settings.file_reserved_time_h
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("payload", "log_bytes"), [(None, 2_100), ("message", 2_900)])
 def test_a_task_takes_the_space_that_the_page_says(tmp_path, payload, log_bytes):
     page = PAGE.read_text()

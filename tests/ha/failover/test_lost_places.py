@@ -87,6 +87,7 @@ def test_a_master_with_a_full_disk_gives_the_role_to_a_member_with_space(tmp_pat
         until(lambda: in_sync(etcd) == {"a", "b"})
 
 
+@pytest.mark.slow
 def test_a_master_with_a_full_disk_stays_if_nobody_has_its_log(tmp_path, etcd):
     with Process() as a:
         a.do(OPENED, path=str(tmp_path / "a"), settings=settings(etcd, "a"))

@@ -306,6 +306,7 @@ def test_a_peer_that_knows_of_an_epoch_that_there_is_not_ends_no_master(tmp_path
         assert seen(etcd).master.epoch == epoch
 
 
+@pytest.mark.slow
 def test_an_order_for_a_member_that_stands_still_ends_no_master(tmp_path, etcd):
     slow = {"ha_in_sync_lag_ms": 60_000}  # so it stays in sync
     with cystore.open(tmp_path / "a", **settings(etcd, "a", **slow)) as a, Process() as b:
