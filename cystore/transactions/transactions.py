@@ -237,9 +237,7 @@ class Transactions:
             raise TypeError(f"check must be a callable, not {type(check).__name__}")
         counts = dict.fromkeys(Checked._fields, 0)
         table.catch_up()
-        end = (
-            parts.reader.log_end
-        )  # a failover may take back what is behind it, so nobody is asked about that
+        end = parts.reader.log_end  # a failover may take back what is behind it: nobody is asked about that
         for half in table.open():
             if half.physical_offset >= end:
                 continue

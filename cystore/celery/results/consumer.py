@@ -331,9 +331,8 @@ class ResultConsumer(BaseResultConsumer):
             try:
                 meta = self._meta_of(message)
             except Exception:
-                if not self._fails_again(
-                    message
-                ):  # a handler of a signal raised, for example at a soft time limit
+                # If a second try succeeds, a handler of a signal raised: for example at a soft time limit.
+                if not self._fails_again(message):
                     raise
                 for task_id in map(id_of, message.keys):
                     if task_id in self._awaited:

@@ -48,9 +48,7 @@ PROOF = -2  # slave: its nonce and its proof of the secret; master: its own proo
 DIGEST = -3  # slave: a RANGE of the log; master: the SHA-256 of these bytes, empty if it does not have them
 JOIN = -4  # slave: LENGTH and Join, as a member of the master's group; master: a frame of Joined
 FACTS = -5  # slave: "send what follows besides the log"; master: frames of facts between those of the log
-CONFIRMED = (
-    -6
-)  # elected master, to a slave that asked for facts and is no member: the confirmed position, a REPORT
+CONFIRMED = -6  # elected master, to a plain slave that asked for facts: the confirmed position, a REPORT
 
 NONCE_BYTES = PROOF_BYTES = DIGEST_BYTES = 32
 DIGEST_RANGE_MAX = 8 << 20
