@@ -8,7 +8,7 @@ from cystore._native.derived.index cimport (
 )
 from cystore._native.filters.bitmap cimport bitmap_of, filter_table
 from cystore._native.layout cimport control_block, queue_entry, takes_index_entry, takes_queue_offset
-from cystore._native.memory.atomics cimport prefetch_for_write
+from cystore._native.memory.atomics cimport load_i64, prefetch_for_write
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot, queue_hash
 from cystore._native.record.property_read cimport derive_begin, derive_next_hash, derived, light_of, light_queues
 from cystore._native.record.record_read cimport record_at, walk_begin
@@ -74,6 +74,16 @@ cdef enum:
     PENDING_RECORDS = 32            # parsed ahead, to prefetch the hash slots of their keys
     KEYS_MAX = 16384                # in one record: a key and its blank take two of 32,767 bytes
 
+# The part of the log whose checksums another thread has compared (`DispatchKernel.verify_ahead`). That thread moves
+# `until`, so the part has cache lines of its own.
+cdef struct verified_part:
+    uint8_t[64] before_it
+    int64_t begin                   # of a record
+    int64_t until                   # end of a record, or of a segment
+    int64_t ends                    # not 0: that thread shall end
+    bint is_taken                   # there is such a thread
+    uint8_t[64] behind_it
+
 # The state of one dispatcher. Its process uses it under the dispatch lock.
 cdef struct dispatch_state:
     control_block* block
@@ -116,6 +126,7 @@ cdef struct dispatch_state:
     int pending_count
     pending_record[PENDING_RECORDS] pending
     pending_key[KEYS_MAX + PENDING_RECORDS * 8] keys
+    verified_part verified
 
 
 cdef inline void _add_key(dispatch_state* d, pending_record* r, int32_t hash) noexcept nogil:
@@ -195,6 +206,8 @@ cdef inline int gather(dispatch_state* d) noexcept nogil:
     cdef int keys = 0
     cdef int status
     cdef const uint8_t* p
+    # acquire; release in dispatch.pyx: _verify
+    cdef int64_t verified_until = load_i64(&d.verified.until)
     d.pending_count = 0
     walk_begin(&v)
     while d.pending_count < PENDING_RECORDS and keys <= PENDING_RECORDS * 8:
@@ -203,7 +216,8 @@ cdef inline int gather(dispatch_state* d) noexcept nogil:
         if not d.segment.base <= at < d.segment.end:
             return DISPATCH_NEED_SEGMENT
         p = d.segment.address + (at - d.segment.base)
-        status = record_at(p, <size_t>(min(d.segment.end, d.wrote) - at), at, d.segment.end, True, &v)
+        status = record_at(p, <size_t>(min(d.segment.end, d.wrote) - at), at, d.segment.end,
+                           not d.verified.begin <= at < verified_until, &v)
         if status == RECORD_BLANK and d.segment.end > d.wrote:
             status = RECORD_BAD_LENGTH
         if status != RECORD_OK and status != RECORD_BLANK:

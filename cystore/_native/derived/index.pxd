@@ -1,4 +1,4 @@
-from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, UINT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cystore._native.layout cimport (
     INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_HEADER_NEXT_ENTRY_AT, INDEX_HEADER_USED_SLOTS_AT, INDEX_SLOT_BYTES,
@@ -17,6 +17,9 @@ from cystore._native.record.window cimport log_window
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
 
+cdef extern from *:
+    ctypedef unsigned long long uint128_t "unsigned __int128"
+
 cdef enum IndexStatus:
     INDEX_OK = 0
     INDEX_FULL = 1
@@ -25,6 +28,7 @@ cdef enum IndexStatus:
 cdef struct index_view:
     uint8_t* p
     uint32_t slots
+    uint64_t slots_inverse  # 2^64 / slots, rounded up (0 for 1)
     uint32_t capacity       # entries, the unused entry 0 included
 
 # A walk down a chain: `entry` is the next entry to examine, 0 at the end.
@@ -82,8 +86,16 @@ cdef bint index_key_matches(const record_view* v, const uint8_t* key, int key_le
 cdef index_view index_view_of(MappedFile file, uint32_t slots, uint32_t capacity) except *
 
 
+cdef inline void index_set_slots(index_view* index, uint32_t slots) noexcept nogil:
+    index.slots = slots
+    index.slots_inverse = UINT64_MAX // slots + 1 if slots else 0
+
+
 cdef inline uint32_t index_slot_number(const index_view* index, int32_t hash) noexcept nogil:
-    return <uint32_t>hash % index.slots
+    """hash modulo the number of slots, by two multiplications: a division takes longer. The lower half of the first
+    product is the remainder as a part of 2^64 (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019)."""
+    cdef uint64_t part = index.slots_inverse * <uint32_t>hash
+    return <uint32_t>((<uint128_t>part * index.slots) >> 64)
 
 
 cdef inline uint8_t* index_slot(const index_view* index, uint32_t number) noexcept nogil:

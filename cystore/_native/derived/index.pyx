@@ -227,7 +227,7 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
 cdef index_view index_view_of(MappedFile file, uint32_t slots, uint32_t capacity) except *:
     cdef index_view index
     index.p = file.address
-    index.slots = slots
+    index_set_slots(&index, slots)
     index.capacity = capacity
     if not index_view_fits(&index, file.length):
         raise ValueError(f"{file!r} is no index file of {slots} slots and {capacity} entries")
@@ -248,7 +248,7 @@ def trim_file(MappedFile file not None, uint32_t slots, uint32_t capacity, int64
 cdef index_view _view_of(const uint8_t[::1] data, uint32_t slots, uint32_t capacity) except *:
     cdef index_view index
     index.p = <uint8_t*>&data[0] if data.shape[0] else NULL
-    index.slots = slots
+    index_set_slots(&index, slots)
     index.capacity = capacity
     if not index_view_fits(&index, data.shape[0]):
         raise ValueError(f"{data.shape[0]} bytes are no index file of {slots} slots and {capacity} entries")

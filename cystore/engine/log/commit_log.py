@@ -81,6 +81,11 @@ class CommitLog:
     def file_bytes(self) -> int:
         return self.files.file_bytes
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether segments are read through mappings, not with `pread`."""
+        return self._windows is None
+
     def window(self, *, with_expired: bool = False) -> LogWindow:
         """A window in which the kernels look up records; one call at a time uses it."""
         return LogWindow(

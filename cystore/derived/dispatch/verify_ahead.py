@@ -1,0 +1,58 @@
+"""A second thread for a long dispatch: it compares the checksums of the records that the dispatcher comes to next.
+
+It also brings the log into the mapping and into the processor's caches, so the dispatcher finds it there. The
+dispatcher compares the checksums that this thread has not compared.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from cystore._native.derived.dispatch import DispatchKernel
+from cystore.engine.log.commit_log import CommitLog
+from cystore.errors import StoreError
+
+log = logging.getLogger("cystore")
+
+LEAST_BYTES = 64 * 1024 * 1024  # of log, some 50 ms: for less, a thread is not worth its start
+
+
+class VerifyAhead:
+    """Verifies the log from `begin` to `end` while its block dispatches that part."""
+
+    def __init__(self, kernel: DispatchKernel, commit_log: CommitLog, begin: int, end: int) -> None:
+        self._kernel, self._commit_log, self._begin, self._end = kernel, commit_log, begin, end
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        is_long = self._end - self._begin >= LEAST_BYTES and self._commit_log.is_mapped
+        if not is_long or not self._kernel.begin_ahead(self._begin):
+            return
+        thread = threading.Thread(target=self._run, name="cystore-verify-ahead", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many threads: the dispatcher does all itself
+            self._kernel.end_ahead()
+            log.debug("no thread verifies ahead of dispatch: %s", error)
+            return
+        self._thread = thread
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._kernel.stop_ahead()
+            self._thread.join()
+            self._kernel.end_ahead()
+
+    def _run(self) -> None:
+        """Ends at damage, at a missing segment or with the store; the dispatcher itself then says what is wrong."""
+        position = self._begin
+        try:
+            while position < self._end:
+                segment = self._commit_log.segment_for(position)
+                reached = self._kernel.verify_ahead(segment, position, self._end)
+                if reached == position:
+                    return
+                position = reached
+        except StoreError as error:
+            log.debug("verifying ahead of dispatch ended at %d: %s", position, error)

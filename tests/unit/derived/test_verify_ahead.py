@@ -1,0 +1,141 @@
+"""Goal: a second thread spares the dispatcher checksums, and never hides damage. Method: the thread's steps are called
+by hand, in front of logs that end, go on in another file or are damaged; and whole dispatches run with the thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import cystore
+from cystore import Message
+from cystore.derived.dispatch import verify_ahead
+from cystore.results import GetStatus
+
+FILE_BYTES = 64 * 1024
+COUNT = 2000
+BODY = b"b" * 100
+BODY_AT = 88  # in a record with IPv4 hosts
+AHEAD_BYTES = 4 << 20  # of dispatch.pyx
+
+
+def open_store(path: Path, file_bytes: int = FILE_BYTES) -> cystore.MessageStore:
+    return cystore.open(path, mapped_file_size_commit_log_bytes=file_bytes, services=())
+
+
+def filled(path: Path, count: int = COUNT) -> tuple[cystore.MessageStore, list[int]]:
+    """A store with undispatched messages, and their physical offsets."""
+    store = open_store(path)
+    results = store.put_many([Message(topic="t", body=BODY, keys=f"k{n}") for n in range(count)])
+    return store, [result.physical_offset for result in results]
+
+
+def damage(path: Path, place: int) -> None:
+    base = place - place % FILE_BYTES
+    fd = os.open(path / "commitlog" / f"{base:020d}", os.O_WRONLY)
+    try:
+        os.pwrite(fd, b"B", place - base + BODY_AT)
+    finally:
+        os.close(fd)
+
+
+def found(store: cystore.MessageStore) -> int:
+    """Number of intact messages of the queue."""
+    count = at = 0
+    while (result := store.get("t", 0, at, 1024)).status in (
+        GetStatus.FOUND,
+        GetStatus.MESSAGE_WAS_REMOVING,
+        GetStatus.OFFSET_TOO_SMALL,
+    ):
+        count, at = count + len(result.messages), result.next_offset
+    return count
+
+
+@pytest.fixture
+def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_ahead, "LEAST_BYTES", 0)
+
+
+def test_it_stops_at_the_end_of_a_file_of_the_log_and_at_damage(tmp_path: Path) -> None:
+    store, places = filled(tmp_path / "s")
+    with store:
+        parts = store._attached()
+        kernel, wrote = parts.dispatcher.kernel, parts.control.wrote
+        damage(tmp_path / "s", places[-2])
+        first = parts.commit_log.segment_for(0)
+        assert kernel.begin_ahead(0)
+        assert kernel.verify_ahead(first, 0, wrote) == FILE_BYTES == kernel.verified_until
+        assert kernel.verify_ahead(first, 0, places[3]) == places[3] == kernel.verified_until
+        last = parts.commit_log.segment_for(places[-2])
+        assert kernel.verify_ahead(last, places[-3], wrote) == places[-2] == kernel.verified_until
+        assert kernel.verify_ahead(last, places[-2], wrote) == places[-2]
+        with pytest.raises(ValueError, match="is not in"):
+            kernel.verify_ahead(first, places[-2], wrote)
+        kernel.end_ahead()
+
+
+def test_the_dispatcher_compares_the_checksums_that_it_did_not(tmp_path: Path) -> None:
+    store, places = filled(tmp_path / "s")
+    with store:
+        parts = store._attached()
+        kernel = parts.dispatcher.kernel
+        assert kernel.begin_ahead(places[2])
+        assert kernel.verify_ahead(parts.commit_log.segment_for(0), places[2], places[20]) == places[20]
+        # Damage behind its back shows which records the dispatcher itself verifies.
+        for n in (1, 2, 19, 20):
+            damage(tmp_path / "s", places[n])
+        store.dispatch(max_bytes=1 << 30)
+        kernel.end_ahead()
+        listed = parts.commit_log.damaged_ranges.ranges()
+        assert [begin for begin, _ in listed] == [places[1], places[20]]
+
+
+@pytest.mark.usefixtures("always_ahead")
+def test_a_dispatch_with_it_meets_all_damage(tmp_path: Path) -> None:
+    store, places = filled(tmp_path / "s")
+    with store:
+        lost = (0, 777, 778, COUNT - 1)
+        for n in lost:
+            damage(tmp_path / "s", places[n])
+        store.dispatch()
+        assert store.stats()["dispatch_behind_bytes"] == 0
+        assert found(store) == COUNT - len(lost)
+        assert store._attached().dispatcher.kernel.begin_ahead(0)  # the thread has ended
+
+
+def test_it_waits_for_a_dispatcher_that_is_far_behind_and_can_be_ended(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", 16 << 20) as store:
+        store.put_many([Message(topic="t", body=b"b" * 100_000)] * 80)
+        parts = store._attached()
+        kernel, wrote = parts.dispatcher.kernel, parts.control.wrote
+        reached: list[int] = []
+        segment = parts.commit_log.segment_for(0)
+        assert kernel.begin_ahead(0)
+        assert not kernel.begin_ahead(0)  # there is one such thread
+        thread = threading.Thread(target=lambda: reached.append(kernel.verify_ahead(segment, 0, wrote)))
+        thread.start()
+        while kernel.verified_until <= AHEAD_BYTES:
+            assert thread.is_alive()
+        kernel.stop_ahead()
+        thread.join()
+        kernel.end_ahead()
+        assert AHEAD_BYTES < reached[0] < AHEAD_BYTES + 300_000 < wrote
+        assert kernel.verified_until == reached[0]
+
+
+@pytest.mark.usefixtures("always_ahead")
+def test_a_process_with_too_many_threads_dispatches_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store, _ = filled(tmp_path / "s", 10)
+    with store:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            store.dispatch()
+        assert found(store) == 10
+        assert store._attached().dispatcher.kernel.begin_ahead(0)
