@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+
+
+def hidden(text: str) -> str:
+    """A URL or an address, for a message, in which each possible password is replaced."""
+    return re.sub(r"((?:^|://)[^/@:\s]*):(?!//).*@|(^|://)[^/\s]*@", r"\1\2:**@", text)
 
 
 class StoreError(Exception):

@@ -38,6 +38,7 @@ from cystore.errors import (
     StoreError,
     StoreNotWritableError,
     StoreResourceError,
+    hidden,
 )
 from cystore.filters.given_filter import Filter, predicate
 from cystore.ha.link.address import StoreUrl
@@ -120,7 +121,8 @@ def _parted(path: str | os.PathLike[str]) -> tuple[str, str | os.PathLike[str]]:
     if isinstance(path, str) and text.startswith("cystore://"):
         return StoreUrl.parse(text)
     raise StoreConfigError(
-        f"path must name a directory of this host, or be the text cystore://HOST:PORT,HOST:PORT/path, not {path!r}"
+        "path must name a directory of this host, or be the text cystore://HOST:PORT,HOST:PORT/path, not "
+        f"{hidden(text)!r}"
     )
 
 

@@ -11,7 +11,6 @@ repr.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
@@ -19,6 +18,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from celery.exceptions import ImproperlyConfigured
 
+from cystore.errors import hidden
 from cystore.value_class import value_class
 
 SOCKET, SENTINEL = ("unix", "redis+socket"), "sentinel"
@@ -177,11 +177,6 @@ class RedisLocation:
             if name.startswith("ssl_")
         }
         return f"{self.scheme}://{self._login}{self._place}" + (f"?{urlencode(query)}" if query else ""), more
-
-
-def hidden(text: str) -> str:
-    """A text in which each possible password of a URL is replaced."""
-    return re.sub(r"(://[^/@:\s]*):.*@|(://)[^/\s]*@", r"\1\2:**@", text)
 
 
 def redis_location_of(app: Any) -> RedisLocation | None:

@@ -30,8 +30,9 @@ from cystore import (
     StoreMovedError,
     StorePermissionError,
 )
-from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX, hidden
+from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX
 from cystore.config_sources import given_outside
+from cystore.errors import hidden
 from cystore.layout import CONSTANTS
 from cystore.value_class import value_class
 
@@ -124,8 +125,9 @@ class Location:
         url, reader = _without_reader(url or "")
         try:
             parts = urlsplit(url)
-        except ValueError as error:
-            raise ImproperlyConfigured(f"result_backend {hidden(url)!r} is not a URL: {error}") from error
+        except ValueError:
+            # Python's own text may contain the password.
+            raise ImproperlyConfigured(f"result_backend {hidden(url)!r} is not a URL") from None
         if parts.scheme == REMOTE:
             return cls("", reader=_reader_in(parts) or reader, remote=True)
         if url == f"{SCHEME}://":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from cystore.errors import StoreConfigError
+from cystore.errors import StoreConfigError, hidden
 
 ETCD_PORT = 2379
 MASTER_PORT = 10912  # RocketMQ's haListenPort
@@ -16,8 +16,9 @@ def address_of(text: str, setting: str = "ha_master_address") -> tuple[str, int]
     """``host:port``, or ``[host]:port`` for IPv6, as (host, port). Raises StoreConfigError."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
-        raise StoreConfigError(f"{setting} must be HOST:PORT, not {text!r}")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+    if not colon or not host or "@" in text or not is_port:
+        raise StoreConfigError(f"{setting} must be HOST:PORT, not {hidden(text)!r}")
     return host, int(port)
 
 
@@ -41,12 +42,13 @@ class StoreUrl(NamedTuple):
         """Raises StoreConfigError."""
         try:
             url = urlsplit(text)
-        except ValueError as error:
-            raise StoreConfigError(f"{text!r} is not a URL of a store: {error}") from error
+        except ValueError:
+            # Python's own text may contain the password.
+            raise StoreConfigError(f"{hidden(text)!r} is not a URL of a store") from None
         if url.scheme != SCHEME or "@" in url.netloc or url.query or url.fragment or not url.path.strip("/"):
             raise StoreConfigError(
                 f"the URL of a store is {SCHEME}://HOST:PORT,HOST:PORT/path/of/this/host, without options, "
-                f"not {text!r}"
+                f"not {hidden(text)!r}"
             )
         return cls(masters_in(url.netloc), unquote(url.path))
 
@@ -72,7 +74,10 @@ def endpoints_of(text: str) -> list[tuple[str, str, int]]:
             port = url.port or ETCD_PORT
         except ValueError:
             url, port = urlsplit(""), 0
-        if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/"):
-            raise StoreConfigError(f"ha_etcd_endpoints must be URLs with commas between, not {text!r}")
-        found.append((url.scheme, url.hostname, port))
+        host = url.hostname if "@" not in url.netloc and url.path in ("", "/") else ""
+        if url.scheme not in ("http", "https") or not host:
+            raise StoreConfigError(
+                f"ha_etcd_endpoints must be URLs with commas between, not {hidden(text)!r}"
+            )
+        found.append((url.scheme, host, port))
     return found

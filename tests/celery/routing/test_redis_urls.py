@@ -18,7 +18,8 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 from cystore.celery.base.duty_leases import Coordination, check_server_info, connect, redis_of
-from cystore.celery.redis_urls import RedisAwayError, RedisLocation, hidden, redis_location_of
+from cystore.celery.redis_urls import RedisAwayError, RedisLocation, redis_location_of
+from cystore.errors import hidden
 from tools.processes import ends_with_us
 from tools.redis_server import RedisUnavailableError, find_executable, redis_server
 

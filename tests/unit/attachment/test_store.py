@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -99,14 +100,36 @@ def test_what_is_no_path_is_refused(given):
         ("cystore://a,/orders", "must be HOST:PORT"),
         ("cystore://a:70000,b/orders", "must be HOST:PORT"),
         ("cystore://[::1/orders", "is not a URL"),
+        ("cystore://user:secret@\u2100/orders", "is not a URL"),
+        ("cystore:/user:secret@a/orders", "or be the text cystore://"),
     ],
 )
 def test_a_url_that_names_no_place_is_refused(url, why, tmp_path, monkeypatch):
-    """Seen: it made a folder of that name."""
+    """Seen: it made a folder of that name; the error repeated the password."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreConfigError, match=why):
+    with pytest.raises(StoreConfigError, match=why) as error:
         cystore.open(url)
+    assert "secret" not in "".join(traceback.format_exception(error.value))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"broker_role": "slave", "ha_master_address": "user:secret@a:1"},
+        {
+            "broker_role": "elected",
+            "ha_group": "g",
+            "ha_member": "a",
+            "ha_etcd_endpoints": "http://user:secret@a:1",
+        },
+    ],
+)
+def test_an_address_has_no_password(setting, tmp_path):
+    """Seen: it was taken for a part of the host's name, or left out without a word."""
+    with pytest.raises(StoreConfigError, match=r"not '.*user:\*\*@a:1'") as error:
+        cystore.open(tmp_path, **setting)
+    assert "secret" not in "".join(traceback.format_exception(error.value))
 
 
 def test_a_url_with_hosts_makes_a_slave_and_leaves_a_master(tmp_path):
