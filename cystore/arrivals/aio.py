@@ -148,8 +148,7 @@ class AsyncStore:
         with self._watching(name, queue_id, None) as bell:
             offsets: dict[int, int] = {}
             if begin == LAST:
-                ids = self._queues(name, queue_id)
-                offsets = {number: self._end_of(name, number) for number in ids}
+                offsets = await self._in_thread(partial(self._ends, name, self._queues(name, queue_id)))
             if queue_id is not None and isinstance(begin, int):
                 offsets[queue_id] = begin
             get = partial(self._store.get, tags=tags, filter=filter)
@@ -184,11 +183,12 @@ class AsyncStore:
             await self._in_thread(parts.reader.help_dispatch)
         return parts.reader.end_of(slot) > queue_offset
 
-    def _end_of(self, topic: str, queue_id: int) -> int:
-        """The queue offset behind the last message that a reader gets without another append."""
+    def _ends(self, topic: str, queue_ids: list[int]) -> dict[int, int]:
+        """For each queue the offset behind the last message that a reader gets without another append."""
         parts = self._store._attached()
-        slot = parts.control.find_queue(topic, queue_id)
-        return parts.reader.shown_end(slot) if slot >= 0 else 0
+        shown_end = parts.reader.shown_ends()
+        slots = {number: parts.control.find_queue(topic, number) for number in queue_ids}
+        return {number: shown_end(slot) if slot >= 0 else 0 for number, slot in slots.items()}
 
     def _queues(self, topic: str, queue_id: int | None) -> list[int]:
         if queue_id is not None:

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
+from cystore._native.scan.log_walk import trailing_zeros
 from cystore._native.system.failpoint import failpoint
 from cystore.arrivals.cursor import PREFIX, RUNNING, Cursor, State, checked_name
 from cystore.arrivals.interruptible_sleep import InterruptibleSleep
@@ -25,6 +26,7 @@ from cystore.clock import monotonic_s, wait_s
 from cystore.derived.dispatch.resume import DamageSearch
 from cystore.engine.files.progress import Progress
 from cystore.errors import CorruptRecordError, OffsetError, StoreClosedError, StoreConfigError
+from cystore.layout import BLANK_SIZE_MIN, MAGIC, RECORD_MAGIC_BLANK
 from cystore.services.service_waits import RING_S
 from cystore.services.threads import ServiceThread
 from cystore.system.key_lock import PlaceLocks
@@ -360,7 +362,8 @@ def _write_begin(parts: Attachment, cursor: Cursor, begin: str) -> None:
 
 def last_position(parts: Attachment) -> int:
     """The position behind the last record that readers see. Where the master is elected, the bound of readers may be in
-    the blank at the end of a file; no record begins there."""
+    the blank at the end of a file. No record begins there, and each member in sync has the whole blank as soon as it
+    has a part: then the position is the end of the file."""
     end, control = parts.reader.log_end, parts.control
     if end >= control.wrote:
         return end
@@ -368,6 +371,11 @@ def last_position(parts: Attachment) -> int:
         parts.commit_log.read(end)
     except (OffsetError, CorruptRecordError):
         base = end - end % parts.commit_log.file_bytes
+        rest = parts.commit_log.piece(end, base + parts.commit_log.file_bytes)
+        if rest is not None and trailing_zeros(rest) == len(rest):
+            return end + len(rest)
+        if rest is not None and MAGIC.read(bytes(rest[:BLANK_SIZE_MIN])) == RECORD_MAGIC_BLANK:
+            return end  # another master may put a record here instead
         begin = max(base, control.min_physical_offset)
         behind = [
             (one.physical_offset or 0) + (one.size_bytes or 0) for one in parts.commit_log.scan(begin, end)

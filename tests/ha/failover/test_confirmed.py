@@ -5,6 +5,7 @@ with what all reads give without a bound."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import cystore
 from cystore import clock
 from cystore.derived.reading.reader import Reader
+from cystore.engine.log.commit_log import CommitLog
 from cystore.ha.epochs.confirmed_file import ConfirmedFile
 from cystore.ha.epochs.history import History, keep_history
 from cystore.ha.role import end_slave
@@ -21,7 +23,7 @@ from cystore.ha.status import ReplicationStatus, read_status, write_status
 from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import free_port, masters, members, slaves, until
 from tests.support.process import Process
-from tests.support.small_stores import SETTINGS
+from tests.support.small_stores import BLANK_BYTES, LOG_BYTES, SETTINGS
 
 OPENED = "import cystore; store = cystore.open(path, **settings)"
 PUT = """
@@ -276,7 +278,31 @@ def test_the_lags_of_many_queues_dispatch_once(store, monkeypatch):
     assert len(turns) == 2
 
 
-def test_followers_of_the_log_begin_at_the_confirmed_position(store):
+def test_a_dispatcher_begins_behind_a_blank_without_a_walk(store, monkeypatch):
+    """Seen: a bound in the blank at the end of a file read all records of that file."""
+    first = store.put("T", b"x" * (LOG_BYTES - 1_000))
+    store.put("T", b"behind the blank" * 100)
+    control = store._attached().control
+    control.confirming = 1
+    blank = first.physical_offset + first.size_bytes
+    for number in range(3):
+        store.dispatchers.add(f"d{number}", lambda messages: None).close()
+    with monkeypatch.context() as patched:
+        patched.setattr(CommitLog, "scan", lambda *_: pytest.fail("walks the file"))
+        for number, (bound, position) in enumerate(
+            [(blank, blank), (blank + BLANK_BYTES, LOG_BYTES), (LOG_BYTES - 1, LOG_BYTES)]
+        ):
+            control.raise_confirmed(bound)
+            assert store.dispatchers.reset(f"d{number}", "last") == position
+    taken: list[bytes] = []
+    control.raise_confirmed(control.wrote)
+    for number in range(3):
+        with store.dispatchers.add(f"d{number}", lambda ms: taken.extend(bytes(m.body) for m in ms)):
+            until(lambda seen=number: len(taken) > seen)
+    assert taken == [b"behind the blank" * 100] * 3
+
+
+def test_followers_of_the_log_begin_at_the_confirmed_position(store, monkeypatch):
     puts = [store.put("T", b"%d" % number) for number in range(30)]
     control = store._attached().control
     control.confirming = 1
@@ -287,11 +313,27 @@ def test_followers_of_the_log_begin_at_the_confirmed_position(store):
             assert dispatcher.position == puts[number].physical_offset and dispatcher.lag_bytes <= 1
 
     control.raise_confirmed(puts[12].physical_offset)
+    ended: list[threading.Thread] = []
+    shown_ends = type(store._attached().reader).shown_ends
+
+    def shown(reader: Reader) -> Any:
+        found = shown_ends(reader)
+
+        def shown_end(slot: int) -> int:
+            end = found(slot)
+            ended.append(threading.current_thread())
+            return int(end)
+
+        return shown_end
+
+    monkeypatch.setattr(type(store._attached().reader), "shown_ends", shown)
 
     async def first_of_tail() -> bytes:
         async with aclosing(store.aio.tail("T", 0)) as messages:
             asking = asyncio.ensure_future(anext(messages))
-            await asyncio.sleep(0)
+            while not ended:
+                await asyncio.sleep(0)
+            assert threading.main_thread() not in ended, "it may dispatch for a second"
             control.raise_confirmed(control.wrote)
             control.wake_committed()
             return bytes((await asyncio.wait_for(asking, 30)).body)
