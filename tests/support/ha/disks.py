@@ -60,9 +60,27 @@ class Disks:
         shut_down(self._folder / name, how)
 
     def power_on(self, name: str) -> None:
-        """The disk comes back after a cut, with what had reached it. No process uses it any more."""
+        """The disk comes back after a cut, with what had reached it. No process uses it any more. While another test of
+        this machine has a copy of all mounts, the kernel would give the file system without power again: then a copy
+        of the disk is made."""
         _run("umount", str(self._folder / name))
         self._mount(name)
+        if not self._is_alive(name):
+            _run("umount", str(self._folder / name))
+            image = self._image(name)
+            _run("cp", "--sparse=always", str(image), f"{image}.copy")
+            os.replace(f"{image}.copy", image)
+            self._mount(name)
+
+    def _is_alive(self, name: str) -> bool:
+        try:
+            self._filler(name).touch()
+            self.empty(name)
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EROFS):
+                raise
+            return False
+        return True
 
     def _filler(self, name: str) -> Path:
         return self._folder / name / "filler"
