@@ -111,6 +111,10 @@ class CopiedLog:
             failpoint("copied.begin_published")
             control.wrote = position
 
+    def check_disk(self) -> None:
+        """Raises FlushFailedError after a failed sync: then nothing can be appended."""
+        self._policy.check_sync()
+
     def make_durable(self, position: int) -> None:
         """Returns when the log is on the disk up to `position`. Raises the errors of a flush."""
         self._policy.make_durable(position)

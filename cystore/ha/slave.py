@@ -96,6 +96,7 @@ class Slave:
         """Receives bytes and appends their complete records; returns the number of received bytes."""
         try:
             if self._call.socket is None:
+                self._copied.check_disk()
                 self._connect()
             return self._follow()
         except BaseException:

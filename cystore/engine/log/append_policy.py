@@ -163,6 +163,10 @@ class AppendPolicy:
         if took_ms > SLOW_PUT_MS:
             self.slow_put(took_ms, "was made durable, or replicated,")
 
+    def check_sync(self) -> None:
+        """Raises FlushFailedError when a sync failed since the store was opened."""
+        self._flusher.check()
+
     def make_durable(self, end: int) -> None:
         """`reach` of a thread that appends alone: no other put comes while it waits."""
         self._flusher.flush_to(end)

@@ -18,6 +18,7 @@ from cystore.engine.inspect.control_head import ask_to_leave
 from cystore.engine.log.append_policy import FLUSH_SYNC
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.disk_space import DiskSpace
+from cystore.engine.log.flush import SYNC_FAILED
 from cystore.engine.manifest.manifest import Manifest
 from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import ElectionError, ReplicationError, StoreError
@@ -154,6 +155,10 @@ class ElectedReplication:
         cut = ordered_truncation(self._manifest.snapshot())
         if cut is not None:
             return self._wait_for_truncation(*cut)
+        if not epoch and self._control.flags & SYNC_FAILED:
+            self._end_slave()
+            self._say("the disk failed: every process has to close this store")
+            return self._pause("its disk failed")
         if view is None:
             return self._pause("etcd does not answer")
         master = view.master
@@ -331,7 +336,9 @@ class ElectedReplication:
             self._hand_over(view.wanted)
         elif not view.wanted:
             self._not_handed = ""
-        if self._disk.lasts:
+        if self._control.flags & SYNC_FAILED:
+            self._leave_failed_disk()
+        elif self._disk.lasts:
             self._leave_full_disk()
         return 0 if self._master is None else self._master.turn()
 
@@ -371,6 +378,20 @@ class ElectedReplication:
         if able:
             self._hand_to(able[0], f"its disk is full; {able[0]} has the whole log")
             self._disk.wait_again()
+
+    def _leave_failed_disk(self) -> None:
+        """Hands over to the member in sync that has most of the log. Nothing that only this store has was
+        acknowledged, so it need not have all."""
+        assert self._master is not None and self._session is not None
+        in_sync = self._session.in_sync.committed
+        able = sorted((s.acknowledged, s.member) for s in self._master.slaves() if s.member in in_sync)
+        why = "its disk failed"
+        if able:
+            self._hand_to(able[-1][1], why)
+            if self._master is not None:
+                self._step_down(why)
+        else:
+            self._say(f"{why}, and no other member is in sync: nobody takes puts")
 
     def _hand_to(self, wanted: str, why: str) -> None:
         assert self._master is not None and self._session is not None
