@@ -10,6 +10,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 
 from cystore._native.memory.control import Control
 from cystore._native.replication.outflow import Outflow
@@ -34,6 +35,39 @@ ANSWERS_BYTES_MAX = 64 << 10  # a slave that asks and does not read the answers 
 NEWS_S = 0.01  # a member that has all of the log hears of the confirmed position this often
 # For one connection: a slave asks for the digest of its last record, and searches for the last common one.
 DIGESTS_MAX, DIGEST_BYTES_MAX = 256, 64 << 20
+STALLED_MAX = 256
+
+
+class Stalled:
+    """The slaves whose last connection brought them nothing, for example because their disk is full. Such a slave
+    comes again twice a second: the log says that it stands still, and that it moves again, and no more."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: set[tuple[str, int]] = set()  # host, and where the slave's log ended
+
+    def _level(self, slave: SlaveConnection) -> int:
+        return logging.DEBUG if slave.place in self._known else logging.INFO
+
+    def begun(self, slave: SlaveConnection) -> None:
+        """Says that a slave follows."""
+        log.log(self._level(slave), "%s: slave %s follows from %d", self._root, slave.name, slave.begun)
+
+    def moved(self, slave: SlaveConnection) -> None:
+        """Says that a slave gets on, if it stood still before."""
+        if slave.place in self._known and not slave.is_stalled:
+            self._known.discard(slave.place)
+            log.info("%s: slave %s gets on again from %d", self._root, slave.name, slave.begun)
+
+    def ended(self, slave: SlaveConnection, error: BaseException) -> None:
+        """Says why a connection is over."""
+        self.moved(slave)
+        level = self._level(slave) if isinstance(error, ConnectionError) else logging.WARNING
+        log.log(level, "%s: closed the connection of slave %s: %s", self._root, slave.name, error)
+        if slave.is_stalled:
+            if len(self._known) >= STALLED_MAX:
+                self._known.clear()
+            self._known.add(slave.place)
 
 
 class SlaveConnection:
@@ -49,10 +83,12 @@ class SlaveConnection:
         hello: Callable[[str], Hello],
         secret: Secret | None,
         session: Session | None = None,
+        stalled: Stalled | None = None,
     ) -> None:
         self.socket, self.name = connection, name
         self._control, self._commit_log, self._config = control, commit_log, config
         self._hello, self._secret, self._session = hello, secret, session
+        self._stalled = stalled or Stalled(commit_log.files.root)
         self.member = ""  # the slave's name in the group; "" if it is no member
         self.flow = Outflow(connection.fileno(), config.ha_transfer_batch_size_bytes, monotonic_s())
         self._told_s = 0.0
@@ -67,6 +103,7 @@ class SlaveConnection:
         self._file: Descriptor | None = None
         self._digests = self._digest_bytes = 0
         self._secured = not isinstance(connection, ssl.SSLSocket)
+        self.begun = -1  # the end of the slave's log when it began to follow
 
     def close(self) -> None:
         self.flow.socket = -1
@@ -92,6 +129,16 @@ class SlaveConnection:
     def is_following(self) -> bool:
         """Whether the slave has reported its position."""
         return self.flow.next >= 0
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Its host, and where its log ended when it came: the same after a connection that brought it nothing."""
+        return self.name.rpartition(":")[0], self.begun
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it got nothing of the log that it lacks."""
+        return self.begun >= 0 and self.acknowledged <= self.begun < self._control.wrote
 
     @property
     def has_unsent(self) -> bool:
@@ -270,8 +317,8 @@ class SlaveConnection:
             if 0 < offset < minimum:
                 raise ReplicationError(f"the slave's log ends at {offset}, and this one begins at {minimum}")
             # If a slave reports 0, RocketMQ's master begins with its last file. Such a slave accepts any offset.
-            flow.next = max(offset, minimum)
-            log.info("%s: slave %s follows from %d", self._commit_log.files.root, self.name, flow.next)
+            flow.next = self.begun = max(offset, minimum)
+            self._stalled.begun(self)
         elif offset < flow.acknowledged or offset > flow.next:
             raise ReplicationError(
                 f"the slave reported {offset} after {flow.acknowledged}, and was sent the log up to {flow.next}"

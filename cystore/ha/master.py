@@ -20,7 +20,7 @@ from cystore.config import StoreConfig
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import ReplicationError, StoreClosedError, StoreError, StoreResourceError
-from cystore.ha.connection import SlaveConnection
+from cystore.ha.connection import SlaveConnection, Stalled
 from cystore.ha.epochs.session import Session
 from cystore.ha.facts.collected import CollectedFacts
 from cystore.ha.facts.shipment import GroupOffsets
@@ -72,6 +72,7 @@ class Master:
         self._selector.register(self._puts.socket, selectors.EVENT_READ)
         self._progress.connected(0)
         self._counted = 0
+        self._stalled = Stalled(commit_log.files.root)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -140,6 +141,7 @@ class Master:
             self._looked_s = now_s
             for slave in self.slaves():
                 self._attempt(slave, slave.check_time)
+                self._stalled.moved(slave)
             self._hold.keep(
                 {slave.name: slave.acknowledged for slave in self.slaves() if slave.acknowledged >= 0}
             )
@@ -201,6 +203,7 @@ class Master:
                 self._hello,
                 self._secret,
                 self._session,
+                self._stalled,
             )
             self._selector.register(connection, selectors.EVENT_READ, slave)
         except (OSError, StoreError) as error:
@@ -230,14 +233,7 @@ class Master:
         except StoreClosedError:
             raise
         except (OSError, StoreError, ssl.SSLError) as error:
-            level = logging.INFO if isinstance(error, ConnectionError) else logging.WARNING
-            log.log(
-                level,
-                "%s: closed the connection of slave %s: %s",
-                self._commit_log.files.root,
-                slave.name,
-                error,
-            )
+            self._stalled.ended(slave, error)
             self._let_go(slave)
         return None
 

@@ -13,7 +13,7 @@ from cystore._native.memory.control import Control
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.engine.log.commit_log import CommitLog
-from cystore.errors import ReplicationError
+from cystore.errors import ReplicationError, StoreFullError
 from cystore.ha.copied_log import CopiedLog
 from cystore.ha.epochs.common_record import common_end
 from cystore.ha.epochs.confirmed_file import limit_confirmed
@@ -63,6 +63,7 @@ class Slave:
         self._flow = copied.flow
         self._asked_whole = False  # this slave asked RocketMQ's master for all but the log's first byte
         self._has_last_file_only = False
+        self._full_at = -1  # the log's end when the disk was full at the last try
 
     @property
     def master(self) -> str:
@@ -99,7 +100,8 @@ class Slave:
                 self._copied.check_disk()
                 self._connect()
             return self._follow()
-        except BaseException:
+        except BaseException as error:
+            self._full_at = self._control.wrote if isinstance(error, StoreFullError) else -1
             self.close()
             raise
 
@@ -146,7 +148,8 @@ class Slave:
         self._asked_whole = hello is None and position == 0 and not self._has_last_file_only
         self._report(FIRST_BYTE if self._asked_whole else position)
         self._flow.reported = position
-        log.info("%s: follows %s from %d", self._commit_log.files.root, self.master, self._control.wrote)
+        level = logging.DEBUG if position == self._full_at else logging.INFO
+        log.log(level, "%s: follows %s from %d", self._commit_log.files.root, self.master, position)
 
     def _join(self, membership: Membership, hello: Hello) -> None:
         """Joins the group of an elected master. Raises ReplicationError, and CutNeededError if this log differs from
@@ -261,6 +264,9 @@ class Slave:
         if odd:
             received += self._receive_odd(connection)
         now_s, wrote = monotonic_s(), self._copied.whole
+        if 0 <= self._full_at < wrote:
+            self._full_at = -1
+            log.info("%s: has space again, and follows %s", self._commit_log.files.root, self.master)
         if received:
             self._heard_s = now_s
         elif (now_s - self._heard_s) * 1000 > self._config.ha_housekeeping_interval_ms:

@@ -70,8 +70,14 @@ from cystore.ha.facts import collected, followed
 collected.READ_S = followed.RETRY_S = replicated.RETRY_S = replicated.SAVE_S = 0.1  # seconds
 disk, port, said = Path(sys.argv[1]), int(sys.argv[3]), []
 handler = logging.Handler()
-handler.emit = lambda record: said.append(record.getMessage())
+def emit(record):
+    text = record.getMessage()
+    said.append(text)
+    if "follows" in text or "closed the connection" in text or "gets on again" in text:
+        told.append((record.levelname == "DEBUG", "closed" in text, text))
+handler.emit, told = emit, []
 logging.getLogger("cystore").addHandler(handler)
+logging.getLogger("cystore").setLevel(logging.DEBUG)
 with cystore.open(sys.argv[2], **masters(port)) as master, cystore.open(disk / "s", **slaves(port)) as slave:
     fill(master, 20)
     wait_log(slave, wrote(master))
@@ -92,6 +98,11 @@ with cystore.open(sys.argv[2], **masters(port)) as master, cystore.open(disk / "
     master.groups.commit("g", "T0", 0, 3)
     fill(master, 60, start=20)
     other, control = disk / "other", slave._attached().control
+    # It comes again and again, but the log says that once.
+    until(lambda: (True, True) in [line[:2] for line in told])
+    first = len(told)
+    until(lambda: [line[:2] for line in told[first:]].count((True, True)) >= 2)
+    assert all(debug for debug, *_ in told[first:]), told
     progress, end = SlaveProgress(control, slave.config, other), control.wrote
     write_status(other, ReplicationStatus(pid=1))  # and no error
     progress.confirmed(end)
@@ -106,6 +117,8 @@ with cystore.open(sys.argv[2], **masters(port)) as master, cystore.open(disk / "
     until(lambda: slave.groups.offset("g", "T0", 0) == 3 and slave.settings.file_reserved_time_h == 99)
     until(lambda: read_status(disk / "s").connected)
     check_equal(master, slave)
+    for said_once in ("has space again", "gets on again"):
+        until(lambda: any(said_once in text for *_, text in told))
 print("equal")
 """
 
