@@ -32,6 +32,7 @@ IN_BYTES = 4096  # of reports, read at once
 TURN_BYTES = 4 << 20  # shipped to one slave before the others get their turn
 OWN_FRAME_BYTES = 1 << 20  # to a slave of cystore, if ha_transfer_batch_size_bytes is not given
 ANSWERS_BYTES_MAX = 64 << 10  # a slave that asks and does not read the answers loses its connection
+TLS_BYTES = 256 << 10  # encrypted at once; if the connection takes less, the same bytes are given once more
 NEWS_S = 0.01  # a member that has all of the log hears of the confirmed position this often
 # For one connection: a slave asks for the digest of its last record, and searches for the last common one.
 DIGESTS_MAX, DIGEST_BYTES_MAX = 256, 64 << 20
@@ -424,4 +425,4 @@ class SlaveConnection:
         place = self.flow.at - self.flow.file_base
         if self._is_without_tls:
             return os.sendfile(self.socket.fileno(), self._file.fd, place, self.flow.left)
-        return self.socket.send(os.pread(self._file.fd, min(self.flow.left, 16 << 10), place))
+        return self.socket.send(os.pread(self._file.fd, min(self.flow.left, TLS_BYTES), place))

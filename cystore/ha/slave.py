@@ -307,7 +307,7 @@ class Slave:
             if aside is not None:
                 count = connection.recv_into(memoryview(aside)[len(aside) - self._aside_left :])
             elif flow.left >= 0:
-                count = connection.recv_into(self._copied.room()[: flow.left])
+                count = self._receive_log(connection)
             else:
                 piece = connection.recv(self._headers.size - len(self._header))
                 self._header += piece
@@ -326,6 +326,20 @@ class Slave:
             self._copied.took(count)
         elif len(self._header) == self._headers.size:
             self._begin_frame()
+        return count
+
+    def _receive_log(self, connection: socket.socket) -> int:
+        """Receives a part of a frame of log. A read of TLS gives 16 KiB at most, so there are many, and one append."""
+        room, count = self._copied.room()[: self._flow.left], 0
+        try:
+            while count < len(room):
+                got = connection.recv_into(room[count:])
+                count += got
+                if not got or not isinstance(connection, ssl.SSLSocket):
+                    break
+        except ssl.SSLWantReadError:
+            if not count:
+                raise
         return count
 
     def _take_aside(self, kind: int, data: bytes) -> None:
