@@ -171,7 +171,7 @@ def build_environment() -> Callable[[str], dict[str, str]]:
 
     def environment(variant: str) -> dict[str, str]:
         if variant not in built:
-            build.build(variant)
+            build.build_once(variant)
             built[variant] = {**os.environ, **build.environment(variant)}
         return dict(built[variant])
 

@@ -25,6 +25,7 @@ VARIANTS = ("asan", "failpoints", "fuzz")
 SANITIZER_VARIABLES = ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS", "PYTHONMALLOC")
 SANITIZER_FINDINGS = ROOT / "build" / "asan" / "findings"
 COVERAGE = ROOT / "build" / "fuzz" / "libcoverage.so"  # the branches of the fuzz build call it
+BUILT = "CYSTORE_BUILT"
 WARNING = re.compile(r"\bwarning:|performance hint:", re.IGNORECASE)
 # Warnings that are not about our sources: setuptools and Python announce their own changes.
 FOREIGN_WARNING = re.compile(
@@ -81,6 +82,15 @@ def build(variant: str = "inplace") -> Path:
         else f"gave {len(warned)} warnings, and none is allowed"
     )
     raise BuildError(f"{done.stdout}\nbuild {variant}: {what}")
+
+
+def build_once(variant: str) -> None:
+    """Builds a variant unless this process, or one that led to it, did so: BUILT in the environment tells. Looking for
+    outdated modules takes seconds, and the tests ask in many processes."""
+    built = os.environ.get(BUILT, "").split()
+    if variant not in built:
+        build(variant)
+        os.environ[BUILT] = " ".join([*built, variant])
 
 
 def warnings_in(output: str) -> list[str]:

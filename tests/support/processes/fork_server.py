@@ -32,7 +32,7 @@ def environment(variant: str = "") -> dict[str, str]:
     """The whole environment of a process that imports a build variant, which is built first."""
     if not variant:
         return dict(os.environ)
-    build.build(variant)
+    build.build_once(variant)
     return {**os.environ, **build.environment(variant)}
 
 
