@@ -30,7 +30,9 @@ from tools.processes import ends_with_us  # noqa: E402
 RESULTS = ROOT / "build" / "test-results"
 NOTHING_COLLECTED = 5  # pytest's exit code
 SETUP_BUDGET_S = 420
-WORKERS = min(4, 1 + (os.cpu_count() or 1))  # tests also wait: one more than cores
+CORES = os.cpu_count() or 1
+WORKERS = min(4, 1 + CORES)  # tests also wait: one more than cores
+WAITING = min(6, 2 * CORES)  # for groups whose tests mostly wait
 HANG_FACTOR = 8  # a group that needs this many budgets hangs; a busy machine may need several
 
 
@@ -40,6 +42,9 @@ class Group:
     budget_s: int
     markers: str
     paths: tuple[str, ...] = ("tests",)
+    without: tuple[
+        str, ...
+    ] = ()  # folders below that are not collected: each process of pytest would import them
     variant: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     workers: int = 1  # pytest processes; not for tests that need all cores for themselves
@@ -51,9 +56,15 @@ class Group:
 
 # Budgets for 2 cores. Every test belongs to exactly one group; the sanitized one repeats the kernels' tests.
 GROUPS = (
-    Group("store", 240, "not crash and not rocketmq and not celery and not spark", workers=WORKERS),
-    Group("crash slice", 180, "crash", workers=2),
-    Group("interop", 120, "rocketmq"),
+    Group(
+        "store",
+        240,
+        "not crash and not rocketmq and not celery and not spark",
+        without=("tests/crash", "tests/interop", "tests/celery", "tests/spark"),
+        workers=WAITING,
+    ),
+    Group("crash slice", 180, "crash", paths=("tests/crash",), workers=WORKERS),
+    Group("interop", 120, "rocketmq", paths=("tests/interop",), workers=2),  # each with a JVM of its own
     Group(
         "sanitized kernels",
         120,
@@ -63,8 +74,10 @@ GROUPS = (
         environment={"CYSTORE_HYPOTHESIS": "quick"},
         workers=WORKERS,
     ),
-    Group("celery", 240, "celery", workers=WORKERS),
-    Group("spark", 180, "spark", workers=2),  # each with a JVM of its own
+    Group(
+        "celery", 240, "celery", paths=("tests/celery", "tests/structure/test_imports.py"), workers=WAITING
+    ),
+    Group("spark", 180, "spark", paths=("tests/spark",), workers=2),  # each with a JVM of its own
 )
 
 
@@ -108,6 +121,7 @@ def run(group: Group, *, everything: bool, seed: int) -> Outcome:
 
 
 def _environment(group: Group, *, everything: bool, seed: int) -> dict[str, str]:
+    build.build_once("failpoints")  # which tests of most groups need
     env = {**os.environ, **group.environment, "CYSTORE_SEED": str(seed)}
     # The tests start hundreds of processes: without bytecode each would compile the same modules again.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -115,7 +129,7 @@ def _environment(group: Group, *, everything: bool, seed: int) -> dict[str, str]
         env["CYSTORE_HYPOTHESIS"] = "cystore" if group.variant else "long"
     if group.variant:
         shutil.rmtree(build.SANITIZER_FINDINGS, ignore_errors=True)
-        build.build(group.variant)
+        build.build_once(group.variant)
         build.SANITIZER_FINDINGS.mkdir(parents=True)
         env.update(build.environment(group.variant))
     return env
@@ -125,7 +139,7 @@ def _pytest(group: Group, report: Path, env: dict[str, str], *, everything: bool
     """Runs the group's tests and gives pytest's exit code; 1 for a group that hangs."""
     markers = group.markers if everything else f"({group.markers}) and not slow"
     command = [sys.executable, "-m", "pytest", "-q", "-m", markers, f"--junitxml={report}", "--durations=5"]
-    command += group.paths
+    command += [*group.paths, *(f"--ignore={folder}" for folder in group.without)]
     if group.workers > 1:
         command += ["-n", str(group.workers), "--dist", "worksteal"]
     process = subprocess.Popen(ends_with_us(command), cwd=ROOT, env=env, start_new_session=True)

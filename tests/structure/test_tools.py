@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import GROUP_OF_FOLDER
 from tests.structure.sources import ROOT
 from tools import build, redis_server, run_tests
 
@@ -147,12 +149,23 @@ def test_a_group_beyond_its_budget_is_reported():
 
 
 def test_every_test_is_in_one_group():
-    """The selections of the groups that run the whole tree leave nothing out and take nothing twice."""
-    whole = [group.markers for group in run_tests.GROUPS if group.paths == ("tests",)]
-    names = ["crash", "rocketmq", "celery", "spark"]
-    for marker in [None, *names]:
-        values = {name: name == marker for name in names}
-        assert sum(bool(eval(selection, {}, values)) for selection in whole) == 1
+    """The folders and the markers of the groups leave nothing out and take nothing twice."""
+    names = ("crash", "rocketmq", "celery", "spark")
+    by_hand = re.compile(rf"pytest\.mark\.({'|'.join(names)})\b")
+    whole = [group for group in run_tests.GROUPS if not group.variant]
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        file = path.relative_to(ROOT)
+        of_folder = GROUP_OF_FOLDER.get(file.parts[1])
+        for marker in [of_folder] if of_folder in names else [None, *by_hand.findall(path.read_text())]:
+            values = {name: name == marker for name in names}
+            taken = [
+                group.name
+                for group in whole
+                if any(file.is_relative_to(folder) for folder in group.paths)
+                and not any(file.is_relative_to(folder) for folder in group.without)
+                and eval(group.markers, {}, values)
+            ]
+            assert len(taken) == 1, (file, marker, taken)
 
 
 def test_a_group_ends_with_its_runner(tmp_path):
