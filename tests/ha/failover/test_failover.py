@@ -33,7 +33,7 @@ def cut_off(fleet: Fleet, name: str) -> None:
         fleet.network.cut(name, other)
 
 
-@pytest.mark.sampled(1)  # the episodes do each of them too
+@pytest.mark.slow  # the episodes do each of them too
 @pytest.mark.parametrize("lose", [Fleet.kill, Fleet.stop, cut_off])
 def test_the_master_is_lost_for_longer_than_its_lease(fleet, lose):
     epoch, master = fleet.newest(), fleet.wait_master()
@@ -91,6 +91,7 @@ def test_an_operator_chooses_the_master(fleet):
     assert fleet.check() == []
 
 
+@pytest.mark.slow  # test_checker.py gives the checker what it must find
 def test_a_lie_of_the_master_is_found(fleet):
     """A planted fault: what it acknowledges without its members is lost with it."""
     epoch, master = fleet.newest(), fleet.wait_master()
