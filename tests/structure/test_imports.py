@@ -68,7 +68,7 @@ def test_the_first_open_loads_the_store_and_nothing_that_only_some_processes_nee
 
 def test_a_process_that_joins_others_loads_no_recovery(tmp_path):
     loaded = "[name for name in __import__('sys').modules if name.startswith('cystore.recovery.')]"
-    with Process() as first, Process() as second:
+    with Process(fresh=True) as first, Process(fresh=True) as second:
         for process in (first, second):
             process.do("import cystore")
             process.do(f"store = cystore.open({str(tmp_path / 'store')!r})")

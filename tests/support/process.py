@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.processes.forked_python import Python
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 90.0  # a process that says nothing for so long hangs
 
@@ -56,7 +58,8 @@ class Failed(Exception):
 
 class Process:
     """A Python process beside the test; it inherits the descriptors `keep`. A context manager: it is killed at the
-    end unless it ended by itself. `through` is a command that starts it somewhere else, and dies with it."""
+    end unless it ended by itself. `through` is a command that starts it somewhere else, and dies with it. Only a
+    `fresh` one has nothing imported: others may be forked (see forked_python.py)."""
 
     def __init__(
         self,
@@ -64,10 +67,12 @@ class Process:
         *,
         keep: Sequence[int] = (),
         through: Sequence[str] = (),
+        fresh: bool = False,
     ) -> None:
         given = {**os.environ} if environment is None else dict(environment)
         given["PYTHONPATH"] = os.pathsep.join(filter(None, [given.get("PYTHONPATH", ""), str(ROOT)]))
-        self._process = subprocess.Popen(
+        start = subprocess.Popen if through or fresh else Python
+        self._process = start(
             [*through, sys.executable, "-c", LOOP],
             cwd=ROOT,
             env=given,

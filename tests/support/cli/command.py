@@ -1,4 +1,4 @@
-"""Runs the real command in a process of its own, under the same build as the test."""
+"""Runs the real command in a process of its own (see forked_python.py), under the same build as the test."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.support.golden.cystore_config import cystore_config
 from tests.support.golden.stores import REPOSITORY, Golden
+from tests.support.processes.forked_python import Python
 
 TIMEOUT_S = 120
 # Small files, so that a test store is small.
@@ -43,25 +44,20 @@ class Command:
 
     def run(self, *arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
         """The command's exit code and output."""
-        done = subprocess.run(
-            [*self.words, *map(str, arguments)],
-            cwd=self.folder,
-            env=self.environment,
-            input=stdin,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        decoded = (done.stdout.decode(), done.stderr.decode())
+        with self.start(*arguments) as process:
+            try:
+                out, err = process.communicate(stdin, TIMEOUT_S)
+            except BaseException:
+                process.kill()
+                raise
+        decoded = (out.decode(), err.decode())
         assert "Traceback" not in decoded[1], decoded[1]
-        return subprocess.CompletedProcess(done.args, done.returncode, *decoded)
+        return subprocess.CompletedProcess(process.args, process.returncode, *decoded)
 
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
         """The command, running; the caller ends it."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        return subprocess.Popen(
-            [*self.words, *map(str, arguments)], cwd=self.folder, env=self.environment, **pipes
-        )
+        return Python([*self.words, *map(str, arguments)], cwd=self.folder, env=self.environment, **pipes)
 
     def ok(self, *arguments: object, stdin: bytes = b"") -> str:
         """Standard output of a run that must succeed."""

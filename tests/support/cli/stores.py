@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import cystore
 from tests.support.cli.command import SMALL, Command
+from tests.support.processes.forked_python import Python
 
 TOPICS = ("alpha", "beta")
 
@@ -49,8 +49,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 def write_and_crash(path: Path, count: int, start: int = 0) -> None:
     """The same from another process, which is killed with the store open; nothing of it was dispatched."""
     command = [sys.executable, "-c", KILLED, str(path), str(count), str(start)]
-    done = subprocess.run(command, env=Command(path.parent).environment, timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
+    with Python(command, env=Command(path.parent).environment) as writer:
+        assert writer.wait(60) == -signal.SIGKILL
 
 
 def snapshot(path: Path) -> dict[str, tuple[int, int, bytes]]:
