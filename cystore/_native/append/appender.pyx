@@ -6,7 +6,7 @@ The checks are those of RocketMQ's PutMessageStatus (CommitLog, DefaultMessageSt
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_XDECREF, Py_XINCREF
+from cpython.ref cimport Py_XDECREF
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
@@ -30,8 +30,8 @@ from cystore._native.record.properties cimport (property_buffer, property_room, 
 from cystore._native.append.put cimport (
     FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_EXPIRES_AT_MS, PUT_FLAG,
     PUT_FLUSH, PUT_KEYS, PUT_PROPERTIES, PUT_QUEUE_ID, PUT_TAGS, PUT_UNIQUE_KEY, TAIL_BYTES,
-    TOPIC_CACHE, cached_topic, exact_topic, forbidden, int32_of, put_options, refuse_waiting, set_born_host,
-    set_store_host, topic_place
+    TOPIC_CACHE, cached_topic, exact_topic, forbidden, int32_of, place_topic, put_options, refuse_waiting,
+    set_born_host, set_store_host, topic_place
 )
 from cystore._native.memory.queue_table cimport control_find_queue
 from cystore._native.record.record_read cimport topic_valid
@@ -161,14 +161,7 @@ cdef class Appender(AppendLoop):
             if not topic_valid(<const uint8_t*>text, length):
                 raise MessageIllegalError(
                     f"topic: {topic!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, digits, % | _ and -")
-            Py_XINCREF(<PyObject*>topic)
-            Py_XDECREF(cached.topic)
-            cached.topic = <PyObject*>topic
-            cached.text = <const uint8_t*>text
-            cached.length = <int32_t>length
-            cached.queue_id = queue_id
-            cached.tail[0] = <uint8_t>length
-            memcpy(&cached.tail[1], text, length)
+            place_topic(cached, <PyObject*>topic, <const uint8_t*>text, <int32_t>length, queue_id)
         cached.entry = control_find_queue(self.target.block, cached.text, cached.length, queue_id)
         cached.fast = NULL if cached.entry == NULL or cached.length == SCHEDULE_TOPIC_BYTES else <PyObject*>topic
         return 0

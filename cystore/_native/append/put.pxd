@@ -1,6 +1,8 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
 
 from cystore._native.append.append cimport FORBID_WRITING, NEEDS_LEASE, append_target
 from cystore._native.memory.control cimport Control
@@ -107,6 +109,19 @@ cdef int refuse_waiting(object topic, append_item* item) except -1
 cdef inline cached_topic* topic_place(FastAppender self, PyObject* topic, int32_t queue_id) noexcept:
     """The cache entry of a topic, if the topic was used lately."""
     return &self.topics[(<uintptr_t>topic >> 5 ^ <uint32_t>queue_id) & (TOPIC_CACHE - 1)]
+
+
+cdef inline void place_topic(cached_topic* cached, PyObject* topic, const uint8_t* text, int32_t length,
+                             int32_t queue_id) noexcept:
+    """Puts a valid topic into its cache entry. The caller sets the queue."""
+    Py_XINCREF(topic)
+    Py_XDECREF(cached.topic)
+    cached.topic = topic
+    cached.text = text
+    cached.length = length
+    cached.queue_id = queue_id
+    cached.tail[0] = <uint8_t>length
+    memcpy(&cached.tail[1], text, length)
 
 
 cdef inline void set_born_host(append_item* item, const uint8_t* packed, int32_t length) noexcept:

@@ -17,12 +17,14 @@ from cystore._native.append.arguments cimport (
 from cystore._native.layout cimport (
     HOST_V4_BYTES, LOCK_APPEND, PROPERTY_END, RECORD_SIZE_MIN, RECORD_TAIL_FIXED_BYTES, RECORD_TOPIC_LENGTH_BYTES,
     SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT,
-    control_block, store_be16
+    control_block, queue_entry, store_be16
 )
 from cystore._native.memory.locks cimport control_enter, control_unlock, control_wake_queue, control_wake_sleepers
+from cystore._native.memory.queue_table cimport control_find_queue
 from cystore._native.record.argument_checks cimport exact_text
 from cystore._native.record.message cimport PutResult, put_result
 from cystore._native.record.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, only_key, put_ascii
+from cystore._native.record.record_read cimport topic_valid
 from cystore._native.record.record_write cimport append_item
 
 import sys
@@ -31,6 +33,11 @@ from cystore.errors import MessageIllegalError
 
 cdef extern from "free_lock.h" nogil:
     bint free_lock_compare()
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    void* PyUnicode_DATA(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
 
 cdef enum:
     PUT_POSITIONAL = 2
@@ -88,6 +95,26 @@ cdef inline int append_at_once(FastAppender self, append_item* item) noexcept:
     return status
 
 
+cdef bint learn_queue(control_block* block, cached_topic* cached, PyObject* topic, int32_t queue_id) noexcept:
+    """Caches a topic and its queue. A store with many queues needs this for most of its puts. False when Appender has
+    to look at the topic: it is unusual, or the queue is new."""
+    cdef const uint8_t* text
+    cdef Py_ssize_t length
+    cdef queue_entry* entry
+    if not (PyUnicode_CheckExact(<object>topic) and PyUnicode_IS_COMPACT_ASCII(<object>topic)):
+        return False
+    text, length = <const uint8_t*>PyUnicode_DATA(<object>topic), PyUnicode_GET_LENGTH(<object>topic)
+    if length == SCHEDULE_TOPIC_BYTES or not topic_valid(text, length):
+        return False
+    entry = control_find_queue(block, text, <int>length, queue_id)
+    if entry == NULL:
+        return False
+    place_topic(cached, topic, text, <int32_t>length, queue_id)
+    cached.entry = entry
+    cached.fast = topic
+    return True
+
+
 cdef bint learn_tag(cached_topic* cached, PyObject* tag) noexcept:
     """Caches the property of a tag. False when the tag is not a short ASCII text, or is an object of a subclass."""
     cdef uint8_t* end
@@ -134,9 +161,11 @@ cdef inline bint append_fast(FastAppender self, PyObject* topic, PyObject* body,
     meanwhile, so no other thread uses `self`."""
     cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
     cdef int32_t properties_len
-    if self.target.block == NULL or cached.fast != topic or cached.queue_id != options.queue_id or options.special \
-            or options.flush & FLUSH_REPLICATED \
+    if self.target.block == NULL or options.special or options.flush & FLUSH_REPLICATED \
             or not PyBytes_CheckExact(<object>body) or PyBytes_GET_SIZE(<object>body) > self.fast_body_bytes:
+        return False
+    if (cached.fast != topic or cached.queue_id != options.queue_id) \
+            and not learn_queue(self.target.block, cached, topic, options.queue_id):
         return False
     properties_len = fast_properties(cached, keys, tags)
     if properties_len < 0:

@@ -49,6 +49,19 @@ def wrote(store) -> int:
 # ----------------------------------------------------------------------------------------- where a record goes
 
 
+def test_puts_in_turn_to_many_queues_go_the_plain_way(store):
+    """The appender remembers 64 queues. It finds another one without the slower way, which never changes `last_result`.
+    Only the first put into a segment needs that way."""
+    for queue_id in range(100):
+        store.put("T", b"", queue_id=queue_id)
+    plain = 0
+    for queue_id in range(100):
+        result = store.put("T", b"x", queue_id=queue_id)
+        plain += store._attached().appender.last_result is result
+        assert (result.queue_offset, store.read(result.physical_offset).queue_id) == (1, queue_id)
+    assert plain > 90
+
+
 def test_record_is_what_the_oracle_reads(store):
     result = store.put(
         "T", b"body", queue_id=3, keys=("a", "b"), tags="t", properties={"p": "v"}, flag=-7, unique_key="u"
