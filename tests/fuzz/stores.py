@@ -139,8 +139,8 @@ def run_query(data: bytes) -> None:
             _check(message, bytes(log))
             if key.decode() not in (*message.keys, message.unique_key) or message.topic != "T":
                 raise Wrong(f"{key!r} is no key of {message!r}")
-    together: dict[str, key_reader.QueryResult | None] = dict.fromkeys(("a", "u1", "none"))
-    many_keys.find_many(window, control, [(file, SLOTS, CAPACITY)], b"T", together, 5)
+    wanted = ["a", "u1", "none"]
+    together, _ = many_keys.find_many(window, control, [(file, SLOTS, CAPACITY)], b"T", wanted, 5)
     for text, answer in together.items():
         if answer is not None:
             alone = key_reader.find_messages(

@@ -5,7 +5,8 @@ It answers only ASCII keys with few messages, all of them intact. The caller loo
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from cpython.dict cimport PyDict_Next, PyDict_SetItem
+from cpython.dict cimport PyDict_SetItem
+from cpython.list cimport PyList_Append
 from cpython.object cimport PyObject
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
 
@@ -13,16 +14,17 @@ from cystore._native.memory.atomics cimport load_i64, prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.index cimport (
     QUERY_CANDIDATES, QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_query,
-    index_slot_prefetch, index_time, index_topic_seed, index_view, index_walk_begin, index_walk_prefetch,
+    index_entry, index_slot, index_slot_number, index_time, index_topic_seed, index_view, index_walk_begin,
     index_walk_step, key_query
 )
 from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.lookup.key_reader cimport QueryResult, view_index
-from cystore._native.record.message cimport found_message
+from cystore._native.record.argument_checks cimport exact_text
+from cystore._native.record.message cimport Message, found_message
 from cystore._native.record.window cimport LogWindow, log_window
 
-from cystore.errors import CorruptRecordError, OffsetError
+from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError
 
 cdef extern from * nogil:
     """
@@ -31,6 +33,8 @@ cdef extern from * nogil:
     void load_byte(const uint8_t* place)
 
 cdef extern from "Python.h":
+    PyObject* PyDict_SetDefault(dict found, object key, object value) except NULL  # borrowed
+    dict new_dict "__Pyx_PyDict_NewPresized"(Py_ssize_t count)
     bint PyUnicode_CheckExact(object text)
     bint PyUnicode_IS_COMPACT_ASCII(object text)
     void* PyUnicode_DATA(object text)
@@ -47,6 +51,8 @@ cdef struct lookups:
     key_query[GROUP] queries
     int64_t[GROUP * ROOM] found
     const uint8_t* places[GROUP]    # of the first candidate of each; NULL: none, or unknown
+    PyObject* names[GROUP]          # the keys, and a result for each; the dictionary holds references
+    PyObject* results[GROUP]
     bint[GROUP] unanswered
     bint[GROUP] full
 
@@ -65,9 +71,9 @@ cdef inline const uint8_t* _address(const log_window* window, int64_t offset) no
     return NULL
 
 
-cdef inline void _fetch_records(const uint8_t** places, int count) noexcept nogil:
-    """A record's page is in no TLB. The processor waits for the page's address before it goes on behind a prefetch, or
-    it drops the prefetch. It goes on behind a load, so the loads overlap."""
+cdef inline void _fetch(const uint8_t** places, int count) noexcept nogil:
+    """The page of a slot, an entry or a record is in no TLB. The processor waits for the page's address before it goes
+    on behind a prefetch, or it drops the prefetch. It goes on behind a load, so the loads overlap."""
     cdef int i
     for i in range(count):
         load_byte(places[i])
@@ -78,18 +84,26 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
     cdef key_query* q
     cdef const uint8_t* places[GROUP]
     cdef const uint8_t* place
-    cdef int i, found
-    cdef int active = 1
+    cdef int i, count
     for i in range(g.count):
-        index_slot_prefetch(index, g.queries[i].walk.hash)
+        places[i] = index_slot(index, index_slot_number(index, g.queries[i].walk.hash))
+    _fetch(places, g.count)
     for i in range(g.count):
         q = &g.queries[i]
         q.candidate_at = q.candidate_count = 0
         g.places[i] = NULL
         index_walk_begin(index, &q.walk)
-        index_walk_prefetch(index, &q.walk)
-    while active:
-        active = found = 0
+    while True:
+        count = 0
+        for i in range(g.count):
+            q = &g.queries[i]
+            if q.walk.entry != 0 and q.candidate_count < QUERY_CANDIDATES:
+                places[count] = index_entry(index, q.walk.entry)
+                count += 1
+        if count == 0:
+            return
+        _fetch(places, count)
+        count = 0
         for i in range(g.count):
             q = &g.queries[i]
             if q.walk.entry == 0 or q.candidate_count == QUERY_CANDIDATES:
@@ -99,12 +113,10 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
                 if q.candidate_count == 0:
                     g.places[i] = place
                 if place != NULL:
-                    places[found] = place
-                    found += 1
+                    places[count] = place
+                    count += 1
                 q.candidate_count += 1
-            index_walk_prefetch(index, &q.walk)
-            active += q.walk.entry != 0
-        _fetch_records(places, found)
+        _fetch(places, count)
 
 
 cdef int _check_candidates(const index_view* index, lookups* g, int* at, log_window* window) noexcept nogil:
@@ -155,62 +167,57 @@ cdef int _search(LogWindow window, list files, lookups* g) except -1:
     return 0
 
 
-cdef QueryResult _result(LogWindow window, const key_query* q):
-    """The messages of a key; None if a segment was removed meanwhile."""
-    cdef QueryResult messages = QueryResult.__new__(QueryResult)
+cdef bint _add_messages(LogWindow window, const key_query* q, QueryResult messages) except -1:
+    """Adds the messages of a key to its result. False if a segment was removed meanwhile."""
+    cdef Message before = None
     cdef int64_t i
     for i in range(q.found_count):
         if window.place_of(q.found[i]) < 0:
             try:
                 window.need(q.found[i])
             except (OffsetError, CorruptRecordError):
-                return None
-        messages.append(found_message(window, q.found[i], None))
-    return messages
-
-
-def distinct_ascii(list keys not None):
-    """The keys in their order, each once, as a dictionary without values; None if a key is not plain ASCII text."""
-    cdef dict found = {}
-    cdef object key
-    for key in keys:
-        if not (PyUnicode_CheckExact(key) and PyUnicode_IS_COMPACT_ASCII(key)):
-            return None
-        PyDict_SetItem(found, key, None)
-    return found
+                return False
+        before = found_message(window, q.found[i], before)
+        PyList_Append(messages, before)
+    return True
 
 
 def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
-              dict found not None, int64_t max_count):
-    """Sets the value of each key of `found` to the key's messages, newest first. Returns how many values it did not
-    set: the caller looks those keys up with `find_messages`."""
+              list keys not None, int64_t max_count):
+    """A dictionary of the keys in their order, each once, with their messages, newest first; and how many values are
+    None: the caller looks those keys up with `find_messages`. No other thread may change the list meanwhile."""
     cdef control_block* block
     cdef lookups g
     cdef key_query* q
-    cdef PyObject* key
-    cdef PyObject* names[GROUP]
+    cdef PyObject* result
+    cdef dict found = new_dict(len(keys))
     cdef QueryResult messages
-    cdef Py_ssize_t at = 0
-    cdef Py_ssize_t unanswered = 0
-    cdef bint more = True
+    cdef object key
+    cdef Py_ssize_t at = 0, unanswered = 0, count = len(keys)
     cdef const uint8_t* topic_bytes = <const uint8_t*>PyBytes_AS_STRING(topic)
     cdef int topic_len = <int>min(len(topic), INT32_MAX)
     cdef int32_t seed = index_topic_seed(topic_bytes, topic_len)
     cdef int i
-    while more:
+    while at < count:
         g.count = 0
-        while g.count < GROUP:
-            more = PyDict_Next(found, &at, &key, NULL)
-            if not more:
-                break
-            if not (PyUnicode_CheckExact(<object>key) and PyUnicode_IS_COMPACT_ASCII(<object>key)
-                    and PyUnicode_GET_LENGTH(<object>key) <= INT32_MAX):
-                unanswered += 1
+        while g.count < GROUP and at < count:
+            key = keys[at]
+            at += 1
+            if not (PyUnicode_CheckExact(key) and PyUnicode_IS_COMPACT_ASCII(key)
+                    and PyUnicode_GET_LENGTH(key) <= INT32_MAX):
+                key = exact_text("key", key, MessageIllegalError)
+                unanswered += key not in found
+                PyDict_SetDefault(found, key, None)
                 continue
-            names[g.count] = key
+            messages = QueryResult.__new__(QueryResult)
+            result = PyDict_SetDefault(found, key, messages)
+            if result != <PyObject*>messages:  # the key came before
+                continue
+            g.results[g.count] = result
+            g.names[g.count] = <PyObject*>key
             q = &g.queries[g.count]
             q.topic, q.topic_len = topic_bytes, topic_len
-            q.key, q.key_len = <const uint8_t*>PyUnicode_DATA(<object>key), <int>PyUnicode_GET_LENGTH(<object>key)
+            q.key, q.key_len = <const uint8_t*>PyUnicode_DATA(key), <int>PyUnicode_GET_LENGTH(key)
             q.walk.hash = index_key_hash(seed, q.key, q.key_len)
             q.walk.begin_ms, q.walk.end_ms = 0, index_time(INT64_MAX)
             q.found = &g.found[g.count * ROOM]
@@ -223,11 +230,8 @@ def find_many(LogWindow window not None, Control control not None, list files no
         window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
         _search(window, files, &g)
         for i in range(g.count):
-            messages = None
-            if not g.unanswered[i] and (not g.full[i] or max_count <= ROOM):
-                messages = _result(window, &g.queries[i])
-            if messages is None:
+            if g.unanswered[i] or (g.full[i] and max_count > ROOM) \
+                    or not _add_messages(window, &g.queries[i], <QueryResult>g.results[i]):
                 unanswered += 1
-            else:
-                PyDict_SetItem(found, <object>names[i], messages)
-    return unanswered
+                PyDict_SetItem(found, <object>g.names[i], None)
+    return found, unanswered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import cast
 
 from cystore import clock
 from cystore._native.lookup.counts import ReadCounts
@@ -17,7 +18,7 @@ from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
 from cystore.derived.files.index import IndexFiles
 from cystore.derived.reading.dispatch_help import DispatchHelp
-from cystore.derived.reading.many_keys import add_newer, distinct, newest_first
+from cystore.derived.reading.many_keys import add_newer, newest_first, several
 from cystore.derived.reading.request import stored_topic
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError
@@ -141,7 +142,7 @@ class KeySearch:
         rest."""
         name = stored_topic(topic)
         max_count = whole("max_count", max_count, 1, INT32_MAX)
-        found = distinct(keys)
+        wanted = several(keys)
         control = self._control
         wrote = control.wrote
         if control.dispatched < wrote:
@@ -149,8 +150,10 @@ class KeySearch:
         dispatched = control.dispatched
         window, shapes = self._window(), self._index.shapes()
         as_text = []
-        if find_many(window, control, shapes, name, found, max_count):
-            for key in [key for key, messages in found.items() if messages is None]:
+        answers, unanswered = find_many(window, control, shapes, name, wanted, max_count)
+        found = cast(dict[str, QueryResult], answers)  # when all keys are answered
+        if unanswered:
+            for key in [key for key, messages in answers.items() if messages is None]:
                 if REPLACED in key:
                     as_text.append(key)
                     found[key] = QueryResult()

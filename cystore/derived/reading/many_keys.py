@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from cystore._native.lookup.key_reader import QueryResult
-from cystore._native.lookup.many_keys import distinct_ascii
-from cystore._native.record.argument_checks import text
 from cystore._native.record.message import Message
 from cystore.errors import CorruptRecordError, MessageIllegalError
 
@@ -18,14 +15,11 @@ log = logging.getLogger("cystore")
 FOREVER_MS = (1 << 63) - 1
 
 
-def distinct(keys: Iterable[str]) -> dict[str, Any]:
-    """The keys in their order, each once, as a dictionary without values. A single text is refused, because its letters
-    would become keys."""
+def several(keys: Iterable[str]) -> list[str]:
+    """The keys as a new list. A single text is refused, because its letters would become keys."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
         raise MessageIllegalError(f"keys must be several keys, for example a list, not {type(keys).__name__}")
-    given = list(keys)
-    found: dict[str, Any] | None = distinct_ascii(given)
-    return dict.fromkeys(text("key", key) for key in given) if found is None else found
+    return list(keys)
 
 
 def add_newer(
