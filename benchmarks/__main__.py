@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         "cases",
         nargs="*",
         metavar="CASE",
-        help="run only these cases, or all whose names begin so (default: all)",
+        help="run only these cases, or all whose names begin so (default: all but the long ones)",
     )
     parser.add_argument(
         "--quick",
@@ -94,13 +94,9 @@ def main(arguments: list[str]) -> int:
         PAGE.write_text(updated(PAGE.read_text(), json.loads(options.document.read_text())))
         return 0
     if options.list:
-        print("\n".join(f"{case.name:<20} {case.title}" for case in CASES))
+        print("\n".join(f"{case.name:<20} {case.title}{' (long)' * case.long}" for case in CASES))
         return 0
-    chosen = [
-        case
-        for case in CASES
-        if not options.cases or any(case.name.startswith(name) for name in options.cases)
-    ]
+    chosen = [case for case in CASES if case.chosen_by(options.cases)]
     if not chosen:
         parser.error(f"no such case; the cases are {', '.join(case.name for case in CASES)}")
     rounds = options.rounds or (2 if options.quick else 5)

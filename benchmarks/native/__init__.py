@@ -31,6 +31,7 @@ def library() -> ctypes.CDLL:
         loaded.shared_log_make,
         loaded.checksum_pieces,
         loaded.lock_and_unlock,
+        loaded.load_at_random,
     )
     for function in functions:
         function.restype = ctypes.c_int64
@@ -40,6 +41,7 @@ def library() -> ctypes.CDLL:
     loaded.copy_together.argtypes = [pointer, pointer, number, pointer, number, number]
     loaded.checksum_pieces.argtypes = [pointer, pointer, number, pointer]
     loaded.lock_and_unlock.argtypes = [number]
+    loaded.load_at_random.argtypes = [pointer, pointer, pointer, number, number]
     loaded.choose_kernel()
     return loaded
 

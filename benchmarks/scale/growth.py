@@ -2,14 +2,19 @@
 
 The messages of a store grow tenfold at a time; other stores have more and more queues, or segments. Each figure is the
 median of many short slices, and processor time, because that depends less on other work. Their segments are prepared,
-and no service runs. The benchmark also draws the figures, and the distribution of the times of single calls; there,
-puts with default settings and services stand beside the prepared ones.
+and no service runs. Beside them stand the loads that a get or a query cannot do without: a loop in C, at random places
+of a file as large as the store. It shows how much of the growth comes from the processor's caches. The benchmark also
+draws the figures, and the distribution of the times of single calls; there, puts with default settings and services
+stand beside the prepared ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import mmap
+import os
 import random
 import statistics
 import subprocess
@@ -21,16 +26,23 @@ from pathlib import Path
 from typing import Any
 
 import cystore
+from benchmarks import native
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "Growth"
 BODY = b"0123456789abcdef" * 2
 SLICES, SLICE = 60, 500
+LOADS = 300_000
 SINGLE_CALLS = 100_000
 FLAT = 0.15
 FEW_MESSAGES = 100_000
+RECORD_BYTES = 180  # about the length of a record
+SLOTS_BYTES, ENTRY_BYTES = 20_000_000, 20  # of an index file; an entry of a queue has as many bytes
+BATCH = 32  # messages of a get
+SEGMENT_BYTES = 1 << 20
 SEGMENTS_AHEAD_BYTES = 8 << 20  # more than the puts that are measured
 OPERATIONS = ("put", "get", "query")
+FLOORS = ("get's loads", "query's loads")
 DEFAULTS = "put, default settings"
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999, "worst": 1}
 
@@ -57,7 +69,7 @@ def calls_of(store: cystore.MessageStore, count: int, queues: int) -> dict[str, 
     keys = ("more",)
     return {
         "put": lambda number: put(TOPIC, BODY, queue_id=number % queues, keys=keys),
-        "get": lambda number: get(TOPIC, number % queues, number // queues, 32),
+        "get": lambda number: get(TOPIC, number % queues, number // queues, BATCH),
         "query": lambda number: query(TOPIC, f"k{number}"),
     }
 
@@ -79,6 +91,25 @@ def measure(store: cystore.MessageStore, count: int, queues: int) -> dict[str, f
             taken.append((time.thread_time_ns() - begin) / SLICE)
         store.dispatch()
         found[name] = statistics.median(taken[SLICES // 6 :])
+    return found
+
+
+def loads(folder: Path, messages: int) -> dict[str, float]:
+    """ns of processor time for the loads of one get and of one query, alone, from a file as large as the store's."""
+    entries, records = messages * ENTRY_BYTES, messages * RECORD_BYTES
+    chains = (  # bytes of a part of the store, and bytes that are loaded there together
+        ((entries, BATCH * ENTRY_BYTES), (records, BATCH * RECORD_BYTES)),
+        ((SLOTS_BYTES, 4), (entries, ENTRY_BYTES), (records, RECORD_BYTES)),
+    )
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, SLOTS_BYTES + entries + records)
+        mapped = mmap.mmap(file.fileno(), 0)
+    sum(memoryview(mapped)[:: mmap.PAGESIZE])  # brings every page in
+    found, begin = {}, ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    for name, chain in zip(FLOORS, chains, strict=True):
+        parts, runs = ((ctypes.c_int64 * len(chain))(*sizes) for sizes in zip(*chain, strict=True))
+        native.library().load_at_random(begin, parts, runs, len(chain), LOADS)
+        found[name] = native.library().load_at_random(begin, parts, runs, len(chain), LOADS) / LOADS
     return found
 
 
@@ -121,7 +152,7 @@ def by_messages(folder: Path, upto: int) -> dict[str, Any]:
             size = max(10 * count, FEW_MESSAGES)
             fill(store, count, size, 1)
             count = store.next_queue_offset(TOPIC, 0)
-            rows.append({"x": size, **measure(store, size, 1)})
+            rows.append({"x": size, **measure(store, size, 1), **loads(folder.parent, size)})
         return {"rows": rows, "single": single(store, size)}
 
 
@@ -132,12 +163,13 @@ def by_queues(folder: Path, queues: int) -> dict[str, Any]:
 
 
 def by_segments(folder: Path, segments: int) -> dict[str, Any]:
-    segment_bytes = max(-(-FEW_MESSAGES * 180 // segments) // 4096 * 4096, 16 << 10)
+    """Segments of the same length, so the messages become more, too."""
+    count = segments * SEGMENT_BYTES // RECORD_BYTES
     with open_store(
-        folder, mapped_file_size_commit_log_bytes=segment_bytes, allocate_ahead_bytes=SEGMENTS_AHEAD_BYTES
+        folder, mapped_file_size_commit_log_bytes=SEGMENT_BYTES, allocate_ahead_bytes=SEGMENTS_AHEAD_BYTES
     ) as store:
-        fill(store, 0, FEW_MESSAGES, 1)
-        return {"x": segments, **measure(store, FEW_MESSAGES, 1)}
+        fill(store, 0, count, 1)
+        return {"x": segments, **measure(store, count, 1), **loads(folder.parent, count)}
 
 
 PARTS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
@@ -158,9 +190,10 @@ def run(part: str, size: int, folder: Path) -> dict[str, Any]:
 
 
 def table(what: str, rows: list[dict[str, Any]]) -> list[str]:
-    lines = [f"{what:>12}" + "".join(f"{name:>16}" for name in OPERATIONS)]
+    columns = [name for name in (*OPERATIONS, *FLOORS) if name in rows[0]]
+    lines = [f"{what:>12}" + "".join(f"{name:>16}" for name in columns)]
     for row in rows:
-        shown = [f"{row[name]:,.0f} {row[name] / rows[0][name] - 1:+.0%}" for name in OPERATIONS]
+        shown = [f"{row[name]:,.0f} {row[name] / rows[0][name] - 1:+.0%}" for name in columns]
         lines.append(f"{row['x']:>12,}" + "".join(f"{text:>16}" for text in shown))
     for name in OPERATIONS:
         most = max(abs(row[name] / rows[0][name] - 1) for row in rows)

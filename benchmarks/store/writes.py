@@ -1,5 +1,5 @@
 """`python -m benchmarks writes`: the cost of puts over a long time, with default settings, beside waiters, and from
-several processes.
+several processes; and how soon a put wakes a process that waits for it.
 
 Each row is a ratio beside its goal; every measurement runs in a process of its own. Take a folder on a disk. LMDB has
 the settings with which it is fastest: WRITEMAP, MAPASYNC, NOSYNC, one transaction for each message. The memcpy loop
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import cystore
 from benchmarks import native
-from benchmarks.peers import cystore_peer
+from benchmarks.peers import cystore_peer, cystore_read_peer, futex_peer
 from benchmarks.suite import workload
 from benchmarks.suite.workload import TAG, TOPIC, Job
 
@@ -36,6 +36,7 @@ RECORD_BYTES = 230  # the length of a record with such a body
 FLUSH_S = 0.5
 COPY_BYTES = 64 << 20
 WAITERS = 100
+WAKES = 2_000
 
 
 class Row(NamedTuple):
@@ -241,6 +242,21 @@ def several_copies(folder: Path, count: int, processes: int) -> float:
     return workload.in_processes(job, start).ns_per_operation
 
 
+def woken(folder: Path, count: int) -> dict[str, float]:
+    """Put in one process until `wait` returns in another."""
+    return cystore_read_peer.wake(Job("wake", count, str(folder))).facts
+
+
+def woken_by_futex(folder: Path, count: int) -> dict[str, float]:
+    return futex_peer.wake(Job("wake", count, str(folder))).facts
+
+
+def woken_by_redis(folder: Path, count: int) -> dict[str, float]:
+    from benchmarks.peers import redis_peer
+
+    return redis_peer.wake(Job("wake", count, str(folder))).facts
+
+
 PARTS: dict[str, Callable[..., Any]] = {
     part.__name__: part
     for part in (
@@ -256,6 +272,9 @@ PARTS: dict[str, Callable[..., Any]] = {
         wait,
         several,
         several_copies,
+        woken,
+        woken_by_futex,
+        woken_by_redis,
     )
 }
 
@@ -347,12 +366,33 @@ def process_rows(folder: Path, count: int, seconds: float) -> list[Row]:
     return rows
 
 
+def wake_rows(folder: Path, count: int, seconds: float) -> list[Row]:
+    """From the put until the wait of another process returns, beside the bare system call and beside Redis."""
+    ours, bare, redis = (run(part, folder, WAKES) for part in (woken, woken_by_futex, woken_by_redis))
+    over, ratio = ours["p50_us"] - bare["p50_us"], ours["p99_us"] / redis["p99_us"]
+    return [
+        Row(
+            "wake-up, 50 %: over a bare futex",
+            f"{over:.1f} µs ({ours['p50_us']:.1f}, futex {bare['p50_us']:.1f})",
+            "≤ 25 µs",
+            over <= 25,
+        ),
+        Row(
+            "wake-up, 99 %: beside Redis BLPOP",
+            f"{ratio:.2f} × ({ours['p99_us']:.0f} µs, Redis {redis['p99_us']:.0f}, futex {bare['p99_us']:.0f})",
+            "≤ 0.20 ×",
+            ratio <= 0.2,
+        ),
+    ]
+
+
 GROUPS = {
     "rate": rate_rows,
     "floors": floor_rows,
     "latency": latency_rows,
     "waiters": waiter_rows,
     "processes": process_rows,
+    "wake": wake_rows,
 }
 
 

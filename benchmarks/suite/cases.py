@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +32,8 @@ class Goal:
 
 @dataclass(frozen=True)
 class Case:
-    """`what` is one operation, for the headline. Row one is ours; every ratio is against it."""
+    """`what` is one operation, for the headline. Row one is ours; every ratio is against it. A run measures a `long`
+    case only if it is named."""
 
     name: str
     title: str
@@ -39,6 +41,13 @@ class Case:
     job: Job
     contestants: tuple[Contestant, ...]
     goals: tuple[Goal, ...] = ()
+    long: bool = False
+
+    def chosen_by(self, names: Sequence[str]) -> bool:
+        """Whether a run measures the case: no names mean all cases, and a name means all that begin so."""
+        if self.long:
+            return self.name in names
+        return not names or any(self.name.startswith(name) for name in names)
 
     def job_for(self, contestant: Contestant, folder: str, *, quick: bool) -> Job:
         job = replace(self.job, folder=folder, **contestant.overrides)
@@ -313,6 +322,14 @@ READ_CASES = (
         Job("query_many", 1_000_000, "", batch=1000, options=READS),
         (READER, LMDB_READ),
         (Goal(LMDB_READ.label, 1.0),),
+    ),
+    Case(
+        "query-many-large",
+        "query_many of 1,000 keys of 20,000,000, chosen at random",
+        "key",
+        Job("query_many", 20_000_000, "", batch=1000, options={**READS, "segment_bytes": 1 << 30}),
+        (READER,),
+        long=True,
     ),
     Case(
         "find-new",

@@ -8,6 +8,7 @@ from typing import Any
 # Further figures of a row, beside its speed.
 BESIDE = {
     "p99_ms": "99th percentile, ms",
+    "p99_us": "99th percentile, µs",
     "disk_mb_per_100k": "disk, MB for 100,000",
     "redis_memory_mb_per_100k": "Redis's memory, MB for 100,000",
 }

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.suite.runner import ROOT, Result, Row
 
 FACTS_SHOWN = 100  # characters
+LATENCIES = ("p50_us", "p99_us", "p99_ms")  # facts that every row shows
 
 
 def table(result: Result) -> str:
@@ -33,8 +34,11 @@ def _line(result: Result, row: Row) -> str:
     ratio = result.ratio(row)
     shown = "" if row is result.rows[0] or ratio is None else f"{ratio:.2f}"
     line = f"{label} {row.median_ns:>12,.0f} {1e9 / row.median_ns:>12,.0f} {row.spread:>6.0%} {shown:>11}{verdict}"
-    facts = ", ".join(f"{name} {value}" for name, value in row.facts.items())
-    return f"{line}\n      {facts[:FACTS_SHOWN]}" if facts and row is result.rows[0] else line
+    shown_facts = (
+        row.facts if row is result.rows[0] else {n: v for n, v in row.facts.items() if n in LATENCIES}
+    )
+    facts = ", ".join(f"{name} {value}" for name, value in shown_facts.items())
+    return f"{line}\n      {facts[:FACTS_SHOWN]}" if facts else line
 
 
 def summary(results: list[Result]) -> str:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks.suite import check
+from benchmarks.suite import cases, check
 
 
 def result(**ratios: float | None) -> dict:
@@ -43,3 +43,8 @@ def test_the_cases_of_another_run_stay_committed(tmp_path):
     committed.write_text('{"put-100": {"LMDB": 2.0}, "get": {"LMDB": 1.0}}')
     check.keep(result(LMDB=3.0), committed)
     assert json.loads(committed.read_text()) == {"put-100": {"LMDB": 2.0}, "get": {"LMDB": 3.0}}
+
+
+def test_a_long_case_runs_only_under_its_whole_name():
+    case = cases.Case("get-large", "", "", cases.Job("get", 1, ""), (), long=True)
+    assert not case.chosen_by([]) and not case.chosen_by(["get"]) and case.chosen_by(["get", "get-large"])
