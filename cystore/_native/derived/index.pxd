@@ -61,6 +61,9 @@ cdef struct key_query:
     int64_t* found
     int64_t found_count
     int64_t room
+    # The record that was found first, and its place. NULL: the caller does not need it.
+    record_view* view
+    const uint8_t* view_start
     # The first places without an intact record that entries with the hash name, and the RecordStatus of each.
     int64_t[QUERY_DAMAGED_MAX] damaged
     int[QUERY_DAMAGED_MAX] damaged_status

@@ -219,6 +219,9 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
                 and (q.key == NULL or index_key_matches(&v, q.key, q.key_len)) \
                 and not record_expired(window, &v):
             _add_found(q, q.wanted)
+            if q.view != NULL and q.found_count == 1:
+                q.view[0] = v
+                q.view_start = at
 
 
 # ------------------------------------------------------------------------------------------------------ for Python

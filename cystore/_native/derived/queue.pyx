@@ -28,10 +28,17 @@ from cystore._native.record.record cimport java_hash
 from cystore._native.record.record_read cimport record_at, record_intact
 from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view, same_text
 from cystore._native.record.window cimport (
-    LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, log_window, record_expired, window_bytes
+    LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, log_window, record_expired, window_bytes,
+    window_prefetch
 )
 from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
 from cystore.errors import CorruptRecordError, MessageIllegalError
+
+cdef enum:
+    # Records of a queue that lie far apart are in no cache, and the processor does not foresee them. The kernel fetches
+    # the record so many entries ahead, if it is that many bytes away.
+    AHEAD = 4
+    AHEAD_BYTES = 2048
 
 cdef array.array _POSITIONS = array.array("q")
 
@@ -104,7 +111,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
     cdef const uint8_t* at
     cdef record_view v
     cdef chosen_record* chosen
-    cdef int64_t physical_offset, tags_code
+    cdef int64_t physical_offset, tags_code, ahead
     cdef size_t available
     cdef int32_t size
     cdef bint refused
@@ -141,6 +148,10 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
             if _leaves_out(&s.units, ext_position(tags_code)):
                 s.at += 1
                 continue
+        if s.at + AHEAD < s.count:
+            ahead = queue_entry_disk_physical_offset(entry + AHEAD * <int64_t>QUEUE_ENTRY_BYTES)
+            if ahead > physical_offset + AHEAD_BYTES:
+                window_prefetch(window, ahead)
         s.wanted = physical_offset
         s.status = window_bytes(window, physical_offset, &at, &available)
         if s.status == WINDOW_NEED_SEGMENT:

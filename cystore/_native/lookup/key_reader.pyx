@@ -7,7 +7,7 @@ function.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
-from cpython.list cimport PyList_GET_SIZE
+from cpython.list cimport PyList_Append, PyList_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport INT32_MAX, INT64_MAX, int64_t, uint8_t, uint32_t
 
@@ -25,7 +25,8 @@ from cystore._native.derived.index cimport (
 from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.lookup.counts cimport ReadCounts
-from cystore._native.record.message cimport found_message
+from cystore._native.record.message cimport found_message, viewed_message
+from cystore._native.record.record_view cimport record_view
 from cystore._native.record.window cimport LogWindow
 
 import sys
@@ -90,6 +91,8 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     cdef QueryResult messages = None
     cdef list missing = None
     cdef Py_ssize_t place
+    cdef record_view view
+    q.view = &view
     q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), key, q.key_len)
     q.walk.begin_ms = begin_ms = index_time(begin_ms)
     q.walk.end_ms = end_ms = index_time(end_ms)
@@ -132,13 +135,16 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
             break
     if messages is None:
         return QueryResult.__new__(QueryResult)
-    for i in range(q.found_count):
-        if window.place_of(q.found[i]) < 0:
-            try:
-                window.need(q.found[i])
-            except OffsetError:  # the segment was removed meanwhile
-                continue
-        messages.append(found_message(window, q.found[i], None))
+    if q.found_count == 1 and window.place_of(q.found[0]) >= 0:
+        PyList_Append(messages, viewed_message(window, q.found[0], q.view_start, &view))
+    else:
+        for i in range(q.found_count):
+            if window.place_of(q.found[i]) < 0:
+                try:
+                    window.need(q.found[i])
+                except OffsetError:  # the segment was removed meanwhile
+                    continue
+            PyList_Append(messages, found_message(window, q.found[i], None))
     if q.damaged_count != 0 or missing is not None:
         messages._damaged = _damaged(window, q, [] if missing is None else missing)
     return messages

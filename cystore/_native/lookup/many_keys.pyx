@@ -17,11 +17,12 @@ from cystore._native.derived.index cimport (
     index_entry, index_slot, index_slot_number, index_time, index_topic_seed, index_view, index_walk_begin,
     index_walk_step, key_query
 )
-from cystore._native.layout cimport control_block
+from cystore._native.layout cimport INDEX_ENTRY_BYTES, control_block
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.lookup.key_reader cimport QueryResult, view_index
 from cystore._native.record.argument_checks cimport exact_text
-from cystore._native.record.message cimport Message, found_message
+from cystore._native.record.message cimport Message, found_message, viewed_message
+from cystore._native.record.record_view cimport record_view
 from cystore._native.record.window cimport LogWindow, log_window
 
 from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError
@@ -53,6 +54,7 @@ cdef struct lookups:
     const uint8_t* places[GROUP]    # of the first candidate of each; NULL: none, or unknown
     PyObject* names[GROUP]          # the keys, and a result for each; the dictionary holds references
     PyObject* results[GROUP]
+    record_view[GROUP] views        # the first message of each
     bint[GROUP] unanswered
     bint[GROUP] full
 
@@ -82,7 +84,7 @@ cdef inline void _fetch(const uint8_t** places, int count) noexcept nogil:
 cdef void _walk(const index_view* index, lookups* g, const log_window* window) noexcept nogil:
     """Collects the candidates of all lookups in one index file. Fetches slots, entries and records a step ahead."""
     cdef key_query* q
-    cdef const uint8_t* places[GROUP]
+    cdef const uint8_t* places[2 * GROUP]
     cdef const uint8_t* place
     cdef int i, count
     for i in range(g.count):
@@ -99,7 +101,8 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
             q = &g.queries[i]
             if q.walk.entry != 0 and q.candidate_count < QUERY_CANDIDATES:
                 places[count] = index_entry(index, q.walk.entry)
-                count += 1
+                places[count + 1] = places[count] + INDEX_ENTRY_BYTES - 1  # it may lie in two lines
+                count += 2
         if count == 0:
             return
         _fetch(places, count)
@@ -171,6 +174,9 @@ cdef bint _add_messages(LogWindow window, const key_query* q, QueryResult messag
     """Adds the messages of a key to its result. False if a segment was removed meanwhile."""
     cdef Message before = None
     cdef int64_t i
+    if q.found_count == 1 and window.place_of(q.found[0]) >= 0:
+        PyList_Append(messages, viewed_message(window, q.found[0], q.view_start, q.view))
+        return True
     for i in range(q.found_count):
         if window.place_of(q.found[i]) < 0:
             try:
@@ -223,6 +229,7 @@ def find_many(LogWindow window not None, Control control not None, list files no
             q.found = &g.found[g.count * ROOM]
             q.found_count = q.damaged_count = 0
             q.room = min(max_count, ROOM)
+            q.view = &g.views[g.count]
             g.unanswered[g.count] = g.full[g.count] = False
             g.count += 1
         block = control.checked()  # for each group: another thread may have closed the store

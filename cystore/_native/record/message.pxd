@@ -31,3 +31,5 @@ cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bi
 # The message of a record that a kernel found with the window and verified. `before` is the message before it, or None:
 # the letters of the same topic are not checked again. Raises CorruptRecordError.
 cdef Message found_message(LogWindow window, int64_t offset, Message before)
+# The same for a record that the kernel has read into `view`, at `start`.
+cdef Message viewed_message(LogWindow window, int64_t offset, const uint8_t* start, const record_view* view)

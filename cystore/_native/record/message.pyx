@@ -362,6 +362,19 @@ cdef Message found_message(LogWindow window, int64_t offset, Message before):
     return message
 
 
+cdef Message viewed_message(LogWindow window, int64_t offset, const uint8_t* start, const record_view* view):
+    cdef int place = window.place_of(offset)
+    cdef Message message
+    # The window may have dropped the segment meanwhile, and mapped it elsewhere.
+    if place < 0 or window.c.segments[place].address + (offset - window.c.segments[place].base) != start:
+        return found_message(window, offset, None)
+    message = Message.__new__(Message)
+    message.view = view[0]
+    message.source = window.views[place]
+    _take_over(message, start)
+    return message
+
+
 def delay_level_of(properties):
     """The level that stored properties name, as Java's Integer.parseInt reads it; 0 for text that it refuses."""
     text = properties.get("DELAY", "")
