@@ -32,13 +32,15 @@ def library() -> ctypes.CDLL:
         loaded.checksum_pieces,
         loaded.lock_and_unlock,
         loaded.load_at_random,
+        loaded.time_steps,
     )
     for function in functions:
         function.restype = ctypes.c_int64
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.copy_records.argtypes = [pointer, number, pointer, pointer, number, number]
     loaded.shared_log_make.argtypes = [pointer]
-    loaded.copy_together.argtypes = [pointer, pointer, number, pointer, number, number]
+    loaded.copy_together.argtypes = [pointer, pointer, number, pointer, *[number] * 4]
+    loaded.time_steps.argtypes = [number]
     loaded.checksum_pieces.argtypes = [pointer, pointer, number, pointer]
     loaded.lock_and_unlock.argtypes = [number]
     loaded.load_at_random.argtypes = [pointer, pointer, pointer, number, number]

@@ -37,6 +37,12 @@ FLUSH_S = 0.5
 COPY_BYTES = 64 << 20
 WAITERS = 100
 WAKES = 2_000
+WAYS = (
+    "the store's lock",
+    "a lock of one word",
+    "a lock of tickets",
+    "no lock",
+)  # of copy_together (baseline.c)
 
 
 class Row(NamedTuple):
@@ -216,24 +222,30 @@ def several(folder: Path, count: int, processes: int, services: bool = True) -> 
     return cystore_peer.put_processes(job, **more).ns_per_operation
 
 
-def several_copies(folder: Path, count: int, processes: int) -> float:
-    """The floor of `several` on this machine: loops that only take the lock and copy a record behind the last one."""
+def several_copies(
+    folder: Path, count: int, processes: int, way: int = 0, steps: int = 0, pinned: int = 0
+) -> float:
+    """The floor of `several` on this machine: loops that only copy a record behind the last one, by one of WAYS. With
+    `steps` they calculate between two records."""
     library, each = native.library(), count // processes
     shared = mmap.mmap(-1, mmap.PAGESIZE)
-    lock = ctypes.addressof(ctypes.c_char.from_buffer(shared))
-    if library.shared_log_make(lock):
+    log = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+    if library.shared_log_make(log):
         raise RuntimeError("the lock could not be made")
     with (folder / "copies").open("w+b") as file:
         os.posix_fallocate(file.fileno(), 0, COPY_BYTES)
         mapped = mmap.mmap(file.fileno(), COPY_BYTES)
 
     def start(process: int) -> Callable[[], Any]:
+        if pinned:
+            processors = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {processors[process % len(processors)]})
         to = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         ctypes.memset(to, process, COPY_BYTES)
         source = ctypes.create_string_buffer(RECORD_BYTES)
 
         def work() -> None:
-            if library.copy_together(lock, to, COPY_BYTES, source, RECORD_BYTES, each) < 0:
+            if library.copy_together(log, to, COPY_BYTES, source, RECORD_BYTES, each, way, steps) < 0:
                 raise RuntimeError("the lock could not be taken")
 
         return work
@@ -366,6 +378,30 @@ def process_rows(folder: Path, count: int, seconds: float) -> list[Row]:
     return rows
 
 
+def lock_rows(folder: Path, count: int, seconds: float) -> list[Row]:
+    """The most that several processes could gain, whatever the lock: loops in C beside one such loop. Each copies a
+    record, and calculates as long as a put takes besides. The best of four runs counts, half of them pinned to
+    processors."""
+    count, rows = min(count, 1_000_000), []
+    steps_ns = native.library().time_steps(10_000_000) / 10_000_000
+    put = run(several, folder, count, 1, 0)
+    for way, name in enumerate(WAYS):
+        copy = run(several_copies, folder, count, 1, way)
+        for steps, what in (
+            (0, "nothing else"),
+            (max(round((put - copy) / steps_ns), 1), f"{put:.0f} ns alone"),
+        ):
+            found = {
+                processes: min(
+                    run(several_copies, folder, count, processes, way, steps, pinned) for pinned in (0, 1) * 2
+                )
+                for processes in (1, 2, 8)
+            }
+            measured = ", ".join(f"{found[1] / found[n]:.2f} × with {n}" for n in (2, 8))
+            rows.append(Row(f"{name}, memcpy, {what}", f"{measured} ({found[1]:.0f} ns with one)"))
+    return rows
+
+
 def wake_rows(folder: Path, count: int, seconds: float) -> list[Row]:
     """From the put until the wait of another process returns, beside the bare system call and beside Redis."""
     ours, bare, redis = (run(part, folder, WAKES) for part in (woken, woken_by_futex, woken_by_redis))
@@ -392,6 +428,7 @@ GROUPS = {
     "latency": latency_rows,
     "waiters": waiter_rows,
     "processes": process_rows,
+    "locks": lock_rows,
     "wake": wake_rows,
 }
 
