@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore._native.append.appender import Appender
+from cystore._native.append.group_commit import GroupCommit
 from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
 from cystore.attachment.attachment import Attachment as Attachment
@@ -39,7 +40,7 @@ from cystore.engine.manifest.store_settings import Policy
 from cystore.engine.pool.buffers import BufferPool
 from cystore.engine.pool.committer import Committer
 from cystore.ha.role import master_of, role_of, show_role
-from cystore.ha.slave_progress import SlaveProgress
+from cystore.ha.slave_progress import REPORTED, WANTED, SlaveProgress
 from cystore.services.clean import Cleaner
 from cystore.services.compact.compactor import Compactor
 from cystore.services.compact.newest import Newest
@@ -48,7 +49,7 @@ from cystore.services.delay.delivery import Scheduler
 from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.delay.waiting import WaitingQueues
 from cystore.services.service_waits import Sleepers
-from cystore.system import platform
+from cystore.system import folders, platform
 from cystore.system.store_lock import StoreLocks
 
 
@@ -117,6 +118,15 @@ def compose(
         show_role(manifest, control)
         cystore_records = config.record_format == "cystore"
         slaves = SlaveProgress(control, config)
+        if not folders.has_more(root):
+            flusher.commits = GroupCommit(
+                control,
+                checkpoint.page,
+                folders.identity(root),
+                behind_max=config.ha_slave_fallbehind_max_bytes,
+                wanted=WANTED,
+                reported=REPORTED,
+            )
         append_policy = AppendPolicy(
             control,
             commit_log,
@@ -143,6 +153,7 @@ def compose(
             replicated_by_default=role_of(manifest.snapshot()).broker_role == "sync_master",
             delay_levels=len(config.delay_levels_ms()),
             light_queues_max=config.max_lmq_consume_queue_num if config.enable_multi_dispatch else 0,
+            commits=flusher.commits,
         )
     reader = (Reader if config.read_unconfirmed else ConfirmedReader)(
         control, commit_log, queues, index, dispatcher, config, filters

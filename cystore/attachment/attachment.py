@@ -168,6 +168,8 @@ class Attachment:
         self.forget()
         if self.appender is not None:
             self.appender.release()
+        if self.flusher.commits is not None:
+            self.flusher.commits.release()
         self.checkpoint.close()
         self.let_mappings_go()
         if self.buffers is not None:

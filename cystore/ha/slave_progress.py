@@ -30,18 +30,20 @@ class SlaveProgress:
         self._kept = None if root is None else ConfirmedFile(root)
         self._failed = False
 
-    def wait_for(self, end: int) -> None:
+    def wait_for(self, end: int, waited_ms: int = 0) -> None:
         """Returns when a slave has the log up to `end`; with an elected master, when each member in sync has it on its
-        disk. Raises SlaveNotAvailableError, FlushSlaveTimeoutError."""
+        disk. `waited_ms` counts: the slaves were there when that wait began. Raises SlaveNotAvailableError,
+        FlushSlaveTimeoutError."""
         control, timeout_ms = self._control, self._config.slave_timeout_ms
         if control.replicated >= end:
             return
         epoch = control.epoch
         if epoch == 0 and control.in_sync_needed:
             raise self._ended("the epoch", end)
-        if epoch == 0:
+        if epoch == 0 and not waited_ms:
             self._check_slaves(end)
-        until_s, left_ms = monotonic_s() + timeout_ms / 1000, timeout_ms
+        left_ms = timeout_ms - waited_ms
+        until_s = monotonic_s() + left_ms / 1000
         self.announce()
         while not control.wait_replicated(end, REPORTED, epoch, min(max(left_ms, 1), SLICE_MS)):
             left_ms = int((until_s - monotonic_s()) * 1000)

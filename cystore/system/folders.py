@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 from cystore._native.system.descriptor import Descriptor, InFolder, open_beneath, open_in
 from cystore.errors import StoreClosedError, StoreMovedError
 
-_AT_FDCWD = -100
+AT_FDCWD = -100
 _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x04, 0x08
 _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 LIBC = ctypes.CDLL(None, use_errno=True)  # made once: each CDLL keeps a class for ever
@@ -43,7 +43,7 @@ class Home:
         # None after `let_go`. A call in progress keeps its own reference to the Descriptor.
         self.folder = folder = folder or open_folder(Path(path))
         status = os.fstat(folder.fd)
-        self._identity = status.st_dev, status.st_ino
+        self.identity = status.st_dev, status.st_ino
 
     def let_go(self) -> None:
         """Closes the directory as soon as no call uses it any more."""
@@ -62,7 +62,7 @@ class Home:
         except OSError:  # without access this process cannot tell whether it moved
             return
         else:
-            if (status.st_dev, status.st_ino) == self._identity:
+            if (status.st_dev, status.st_ino) == self.identity:
                 beside = self.beside  # `let_go` may take it away meanwhile
                 if beside is not None:
                     beside.check()
@@ -126,6 +126,17 @@ def check_place(path: Path) -> None:
         path.home.check()
 
 
+def identity(path: Path) -> tuple[str, int, int] | None:
+    """(path, device, inode) of a store's directory, for callers that check its place without Python; None for an
+    ordinary path."""
+    return (path.home.path, *path.home.identity) if isinstance(path, HomePath) else None
+
+
+def has_more(path: Path) -> bool:
+    """Whether a store has folders beside its directory."""
+    return isinstance(path, HomePath) and path.home.beside is not None
+
+
 def let_go(path: Path) -> None:
     """Ends `held_open`; the descriptor is closed when no call uses it any more."""
     if isinstance(path, HomePath):
@@ -152,7 +163,7 @@ def at(path: Path | str) -> tuple[Descriptor | None, str]:
 def open_folder(path: Path) -> Descriptor:
     """A descriptor that only names a folder, reached without following a link. Raises OSError."""
     home, name = at(path)  # `home` keeps the directory open until this call returns
-    folder = _AT_FDCWD if home is None else home.fd
+    folder = AT_FDCWD if home is None else home.fd
     try:
         return open_beneath(
             folder, name, _FLAGS, _RESOLVE_NO_SYMLINKS | (0 if home is None else _RESOLVE_BENEATH)
@@ -166,7 +177,7 @@ def open_folder(path: Path) -> Descriptor:
 def _walk_to_folder(folder: int, path: Path) -> Descriptor:
     """The same as `open_folder`, one part of the path at a time."""
     flags = _FLAGS | os.O_NOFOLLOW
-    if ".." in path.parts and folder != _AT_FDCWD:
+    if ".." in path.parts and folder != AT_FDCWD:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(path))
     reached = open_in(folder, path.anchor or ".", flags)
     for name in path.parts[1:] if path.anchor else path.parts:
@@ -181,7 +192,7 @@ def mount_of(path: Path) -> bytes:
     not say. Raises OSError."""
     folder = open_folder(path)
     try:
-        with open_in(_AT_FDCWD, f"/proc/self/fdinfo/{folder.fd}", _FILE_FLAGS) as fd:
+        with open_in(AT_FDCWD, f"/proc/self/fdinfo/{folder.fd}", _FILE_FLAGS) as fd:
             lines = os.read(fd, 4096).splitlines()
     except OSError:  # there is no /proc
         return b""

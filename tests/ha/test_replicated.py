@@ -172,3 +172,22 @@ def test_failed_processes_tell(tmp_path, port):
         other.do(OPENED, path=str(tmp_path / "master"), settings={"services": "none"})
         with pytest.raises(Failed, match="SlaveNotAvailableError"):
             other.do("store.put('T', b'x', flush='replicated')")
+
+
+def test_the_kernel_waits_for_the_slave_by_itself(tmp_path, port, monkeypatch):
+    """With and without a sync; the policy is for what is rare."""
+    with (
+        cystore.open(tmp_path / "master", **masters(port)) as master,
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+    ):
+        followed(master)
+        master.put("T", b"names the segment", flush="sync")
+        policy = master._attached().appender.policy
+        master._attached().flusher.commits.slice_ms = 60_000
+        monkeypatch.setattr(policy, "reach", lambda *_: pytest.fail("the policy was asked"))
+        for number in range(50):
+            put = master.put("T", b"x" * number, flush="replicated")
+            assert wrote(slave) >= put.physical_offset + put.size_bytes
+        monkeypatch.undo()
+        master._attached().control.bell = -1  # no thread rings any more, and the service looks by itself
+        assert not master._attached().control.ring()

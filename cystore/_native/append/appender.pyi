@@ -2,6 +2,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 from cystore._native.append.append_loop import AppendLoop
+from cystore._native.append.group_commit import GroupCommit
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, PutResult
 
@@ -23,6 +24,7 @@ class Appender(AppendLoop):
         delay_levels: int,
         replicated_by_default: bool = False,
         light_queues_max: int = 0,
+        commits: GroupCommit | None = None,
     ) -> None: ...
     @property
     def active_calls(self) -> int: ...

@@ -14,11 +14,13 @@ from libc.string cimport memcpy, memset
 
 from cystore._native.append.append cimport FORBID_WRITING
 from cystore._native.append.append_loop cimport AppendLoop
+from cystore._native.append.group_commit cimport GroupCommit
 from cystore._native.append.light cimport light_check, light_check_list, light_room, light_without_offsets
 from cystore._native.append.batch cimport check_batch, check_together, results_of
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
 from cystore._native.memory.atomics cimport monotonic_ns
 from cystore._native.memory.control cimport Control, log_end
+from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.argument_checks cimport exact_bytes, exact_text, exact_whole
 from cystore._native.layout cimport (
     BLANK_SIZE_MIN, DELAY_PROPERTY_ROOM, FLAG_DISK_FULL, HOST_V4_BYTES, PROPERTIES_BYTES_MAX,
@@ -61,10 +63,12 @@ cdef class Appender(AppendLoop):
     the policy's revive() gives the Appender of a new attachment (after a fork) or raises StoreClosedError.
     """
 
+    cdef GroupCommit commits        # None: the policy does all waits
+
     def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
                  int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default, int32_t delay_levels,
-                 bint replicated_by_default=False, int64_t light_queues_max=0):
-        self.control = control
+                 bint replicated_by_default=False, int64_t light_queues_max=0, GroupCommit commits=None):
+        self.control, self.commits = control, commits
         self.target.block = control.checked()
         self.target.end = log_end(self.target.block)
         self.target.last_record = &self.target.block.appended_record if self.target.block.pooled \
@@ -133,7 +137,7 @@ cdef class Appender(AppendLoop):
     def release(self):
         """Drops the mappings. Called after `detach`, with no active call."""
         self._forget_topics()
-        self.segment = None
+        self.segment = self.commits = None
         self.target.address = NULL
         self.target.length = self.target.ready = 0
         self.control = None
@@ -317,12 +321,21 @@ cdef class Appender(AppendLoop):
     cdef int sync_result(self, PutResult result, int flush) except -1:
         self._enter()
         try:
-            self.policy.reach(result.physical_offset + result.size_bytes, flush)
+            self._reach(result.physical_offset + result.size_bytes, flush)
         except StoreError as error:
             error.results = [result]
             raise
         finally:
             self._leave()
+        return 0
+
+    cdef int _reach(self, int64_t end, int flush) except -1:
+        """Returns when the log up to `end` is durable, or replicated. The policy does what the kernel cannot."""
+        cdef GroupCommit commits = self.commits
+        cdef MappedFile segment = self.segment
+        cdef int64_t waited_ms = 0
+        if commits is None or not commits.reach(segment, end, flush, &waited_ms):
+            self.policy.reach(end, flush, waited_ms)
         return 0
 
     def put_many(self, messages, *, flush=None, bint batch=False):
@@ -442,7 +455,7 @@ cdef class Appender(AppendLoop):
             try:
                 self.append(items, count, &done, False, self.defaults.busy_ms, policy, forbidding, together)
                 if flush:
-                    self.policy.reach(items[count - 1].physical_offset + items[count - 1].size, flush)
+                    self._reach(items[count - 1].physical_offset + items[count - 1].size, flush)
             except StoreError as error:
                 if done:
                     error.results = results_of(items, done, &since_ns)

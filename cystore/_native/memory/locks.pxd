@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cystore._native.memory.atomics cimport (
     EOWNERDEAD, add_u32, and_u32, control_block_opaque, control_mutex, exchange_u32, futex_wake_all, futex_wake_bits,
@@ -92,13 +92,15 @@ cdef class SharedLocks:
     cdef control_block* block
     cdef readonly object file       # the MappedFile (or anonymous memory) that block points into
     cdef readonly bint read_only
-    cdef public int bell            # a socket of the thread in this process that serves slaves; -1: there is none
+    cdef uint32_t _bell             # `bell`
+    cdef uint32_t ringing           # threads that ring it now
     # the repair of a dead owner's work, by the lock's number
     cdef dict repairs
     cdef object __weakref__
     cdef control_block* checked(self) except NULL
     cdef control_block* _writable(self) except NULL
     cdef int repair_now(self, int which) except -1
+    cdef bint ring_bell(self) noexcept nogil
 
 
 cdef class Held:
@@ -123,3 +125,5 @@ cdef class Held:
 # lock. Handles signals. Raises when the store is closed or its control block is overwritten.
 cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int status, int64_t timeout_ms,
                        const uint32_t* progress) except -1
+cdef int control_wait_key(control_block* block, uint32_t key, uint32_t expected, int64_t timeout_ms) noexcept nogil
+cdef void control_wait_puts(control_block* block, uint64_t count, int64_t pause_us, int64_t limit_us) noexcept nogil

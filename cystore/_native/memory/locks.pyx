@@ -14,7 +14,8 @@ import os
 
 from cystore._native.memory.atomics cimport (
     EAGAIN, EBUSY, EDEADLK, EINTR, ETIMEDOUT, add_u32, and_u32, full_fence, futex_wait, futex_wait_bits, load_i64,
-    load_u64,    monotonic_ns, robust_lock, robust_owned_by_other_thread, robust_owner, thread_id
+    load_u64, monotonic_ns, robust_lock, robust_owned_by_other_thread, robust_owner, store_u32, sub_u32,
+    thread_id
 )
 from cystore._native.layout cimport FLAG_SYNC_FAILED, KEY_WORDS
 from cystore._native.memory.mapping cimport MappedFile
@@ -62,7 +63,7 @@ cdef class SharedLocks:
 
     def __cinit__(self):
         self.repairs = {}
-        self.bell = -1
+        self._bell = <uint32_t>-1
 
     cdef control_block* checked(self) except NULL:
         """The block. Raises StoreClosedError after a close, StoreFormatError when a foreign program overwrote it."""
@@ -234,17 +235,39 @@ cdef class SharedLocks:
     def ring(self):
         """Wakes the thread in this process that serves slaves; False if there is none. A bell that rings already is
         full, and stays so."""
-        if self.bell < 0:
-            return False
-        send(self.bell, b"!", 1, MSG_DONTWAIT | MSG_NOSIGNAL)
-        return True
+        return self.ring_bell()
+
+    cdef bint ring_bell(self) noexcept nogil:
+        cdef bint rings
+        cdef int bell
+        add_u32(&self.ringing, 1)
+        bell = <int>load_u32(&self._bell)
+        rings = bell >= 0
+        if rings:
+            send(bell, b"!", 1, MSG_DONTWAIT | MSG_NOSIGNAL)
+        sub_u32(&self.ringing, 1)
+        return rings
+
+    @property
+    def bell(self):
+        """A socket of the thread in this process that serves slaves; -1: there is none. When it is set anew, no thread
+        rings the old one any more: its descriptor may be closed."""
+        return <int>self._bell
+
+    @bell.setter
+    def bell(self, int socket):
+        store_u32(&self._bell, <uint32_t>socket)
+        full_fence()  # pairs with the change of `ringing` before the look at the bell
+        with nogil:
+            while load_u32(&self.ringing) != 0:
+                sched_yield()
 
     def wait_replicated(self, int64_t end, uint32_t key, int64_t epoch, int64_t timeout_ms):
         """Sleeps until `replicated` is at least `end`; woken by `wake_key` of the key. At most `timeout_ms`, and no
         longer than the epoch lasts. Returns whether `replicated` got there. Signals are handled."""
         cdef control_block* block = self._writable()
         cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
-        cdef uint32_t bit = 1u << (key // KEY_WORDS % 32), seen
+        cdef uint32_t seen
         cdef int64_t until_ns = monotonic_ns() + timeout_ms * NS_PER_MS, left_ns
         cdef bint there = False
         keep = self.file
@@ -253,32 +276,11 @@ cdef class SharedLocks:
                 seen = load_u32(word)
                 there = load_i64(&block.replicated) >= end
                 left_ns = until_ns - monotonic_ns()
-                if there or left_ns <= 0 or load_i64(&block.epoch) != epoch or self.block == NULL:
-                    break
-                or_u32(&block.key_sleepers[key % KEY_WORDS], bit)
-                if load_u32(word) == seen \
-                        and futex_wait_bits(word, seen, bit, left_ns // NS_PER_MS + 1) == EINTR:
+                if there or left_ns <= 0 or load_i64(&block.epoch) != epoch or self.block == NULL \
+                        or control_wait_key(block, key, seen, left_ns // NS_PER_MS + 1) == EINTR:
                     break
         PyErr_CheckSignals()
         return there
-
-    def wait_puts(self, uint64_t count, int64_t pause_us, int64_t limit_us):
-        """Waits until `count` messages were appended in all (`put_count`); no longer than `limit_us`, and only while no
-        pause between two appends is longer than `pause_us`. It yields the processor and does not sleep: these times are
-        shorter than the shortest sleep."""
-        cdef control_block* block = self.checked()
-        cdef uint64_t before, now
-        cdef int64_t begun_ns = monotonic_ns(), last_ns = begun_ns, now_ns
-        keep = self.file
-        with nogil:
-            before = load_u64(&block.put_count)
-            while True:
-                now, now_ns = load_u64(&block.put_count), monotonic_ns()
-                if now != before:
-                    before, last_ns = now, now_ns
-                if now >= count or now_ns - last_ns > pause_us * 1000 or now_ns - begun_ns > limit_us * 1000:
-                    break
-                sched_yield()
 
     def wait_flush(self, uint32_t expected, int64_t timeout_ms):
         """Sleeps until `flush_seq` differs from `expected`, at most `timeout_ms`."""
@@ -297,6 +299,31 @@ cdef class SharedLocks:
         cdef control_block* block = self.checked()
         add_u32(&block.flush_seq, 1)
         futex_wake_all(&block.flush_seq)
+
+
+cdef int control_wait_key(control_block* block, uint32_t key, uint32_t expected, int64_t timeout_ms) noexcept nogil:
+    """Sleeps until a key's word is not `expected` any more (`control_wake_key`). Returns as futex_wait does."""
+    cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
+    cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
+    or_u32(&block.key_sleepers[key % KEY_WORDS], bit)
+    if load_u32(word) != expected:
+        return EAGAIN
+    return futex_wait_bits(word, expected, bit, timeout_ms)
+
+
+cdef void control_wait_puts(control_block* block, uint64_t count, int64_t pause_us, int64_t limit_us) noexcept nogil:
+    """Waits until `count` messages were appended in all (`put_count`); no longer than `limit_us`, and only while no
+    pause between two appends is longer than `pause_us`. It yields the processor and does not sleep: these times are
+    shorter than the shortest sleep."""
+    cdef int64_t begun_ns = monotonic_ns(), last_ns = begun_ns, now_ns
+    cdef uint64_t before = load_u64(&block.put_count), now
+    while True:
+        now, now_ns = load_u64(&block.put_count), monotonic_ns()
+        if now != before:
+            before, last_ns = now, now_ns
+        if now >= count or now_ns - last_ns > pause_us * 1000 or now_ns - begun_ns > limit_us * 1000:
+            break
+        sched_yield()
 
 
 cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int status, int64_t timeout_ms,

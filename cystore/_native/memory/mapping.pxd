@@ -1,5 +1,12 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+cdef extern from "<sys/stat.h>" nogil:
+    cdef struct file_status "statx":
+        uint64_t stx_ino
+        uint32_t stx_dev_major
+        uint32_t stx_dev_minor
+
+
 cdef class MappedFile:
     cdef object __weakref__
     # Valid while this object lives: the mapping ends in __dealloc__ and nowhere else.
@@ -19,3 +26,8 @@ cdef class MappedFile:
     cdef object _check(self, Py_ssize_t begin, Py_ssize_t end)
     cdef object _check_writable(self)
     cdef bint _let_pages_go(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
+    cdef int sync_pages(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
+
+
+cdef int names_file(int folder, const char* name, MappedFile file) noexcept nogil
+cdef bint status_of(const char* path, file_status* found) noexcept nogil

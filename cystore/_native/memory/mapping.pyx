@@ -23,13 +23,9 @@ cdef extern from "<unistd.h>" nogil:
     ssize_t pread(int fd, void* buffer, size_t count, int64_t offset)
 
 cdef extern from "<fcntl.h>" nogil:
-    int AT_SYMLINK_NOFOLLOW
+    int AT_FDCWD, AT_SYMLINK_NOFOLLOW
 
 cdef extern from "<sys/stat.h>" nogil:
-    cdef struct file_status "statx":
-        uint64_t stx_ino
-        uint32_t stx_dev_major
-        uint32_t stx_dev_minor
     int statx(int fd, const char* path, int flags, unsigned int mask, file_status* found)
     unsigned int STATX_INO
 
@@ -59,6 +55,23 @@ cdef enum:
     COPIED_BELOW = 64 << 10   # a shorter range of a sparse file is copied, not mapped
     UNMAP_WITH_GIL = 1 << 20  # a shorter mapping ends sooner than a thread gets the GIL back
     UNMAP_STEP = 16 << 20     # a step takes about 1 ms; between two steps other threads may map and fault
+
+
+cdef int names_file(int folder, const char* name, MappedFile file) noexcept nogil:
+    """1 if `name` in an open folder is this file, 0 if it is another file; -1 with an error in errno.
+
+    statx asks for the inode only. Since Linux 6.13 a look at a file's times makes the next change set a new time, and
+    that makes the next sync commit the file system's journal."""
+    cdef file_status found
+    if statx(folder, name, AT_SYMLINK_NOFOLLOW, STATX_INO, &found):
+        return -1
+    return (found.stx_ino == file.inode and found.stx_dev_major == file.device_major
+            and found.stx_dev_minor == file.device_minor)
+
+
+cdef bint status_of(const char* path, file_status* found) noexcept nogil:
+    """Finds the inode and the device of a path; False if there is an error."""
+    return statx(AT_FDCWD, path, 0, STATX_INO, found) == 0
 
 
 # Mappings of this process (MappedFile.TOTAL_MAPPED_FILES, TOTAL_MAPPED_VIRTUAL_MEMORY); changed under the GIL.
@@ -200,21 +213,12 @@ cdef class MappedFile:
 
     def is_at(self, int folder, name):
         """Whether `name` in an open folder (or AT_FDCWD) is this file. If another process has unlinked or replaced it,
-        later writes to the mapping are lost. Raises OSError.
-
-        statx asks for the inode only. Since Linux 6.13 a look at a file's times makes the next change set a new time,
-        and that makes the next sync commit the file system's journal.
-        """
-        cdef file_status found
+        later writes to the mapping are lost. Raises OSError."""
         cdef bytes encoded = os.fsencode(name)
-        if self.inode == 0:
-            return True
-        if statx(folder, encoded, AT_SYMLINK_NOFOLLOW, STATX_INO, &found):
-            if errno == ENOENT or errno == ENOTDIR:
-                return False
+        cdef int same = 1 if self.inode == 0 else names_file(folder, encoded, self)
+        if same < 0 and errno != ENOENT and errno != ENOTDIR:
             raise OSError(errno, os.strerror(errno), self.path)
-        return (found.stx_ino == self.inode and found.stx_dev_major == self.device_major
-                and found.stx_dev_minor == self.device_minor)
+        return same == 1
 
     def expect_scattered(self, Py_ssize_t begin=0):
         """Tells the kernel that accesses from `begin` on are scattered, so that a page fault reads one page. Otherwise
@@ -331,20 +335,24 @@ cdef class MappedFile:
             raise SyncFailedError.of(errno, self.path)
 
     def sync_range(self, Py_ssize_t begin, Py_ssize_t end):
-        """msync of the pages of [begin, end): cheaper than `sync` when much else of the file is dirty.
+        """msync of the pages of [begin, end): cheaper than `sync` when much else of the file is dirty."""
+        cdef int failed = 0
+        self._check(begin, end)
+        if not self.private and end > begin:
+            with nogil:
+                failed = self.sync_pages(begin, end)
+            if failed:
+                raise SyncFailedError.of(failed, self.path)
+
+    cdef int sync_pages(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+        """msync of the pages of [begin, end) of a shared file. Returns 0, or the error.
 
         The kernel write-protects each mapped page that it writes out, and interrupts the other processors for each page
         while threads of this process run there. So a long range leaves this process's memory first, all at once."""
-        cdef int failed = 0
-        self._check(begin, end)
         begin -= begin % PAGE
-        if not self.private and end > begin:
-            with nogil:
-                if end - begin >= LONG_SYNC:
-                    self._let_pages_go(begin, end)  # if the kernel refuses, the sync only takes longer
-                failed = msync(self.address + begin, end - begin, MS_SYNC)
-            if failed:
-                raise SyncFailedError.of(errno, self.path)
+        if end - begin >= LONG_SYNC:
+            self._let_pages_go(begin, end)  # if the kernel refuses, the sync only takes longer
+        return errno if msync(self.address + begin, end - begin, MS_SYNC) else 0
 
     def redirty(self, Py_ssize_t begin, Py_ssize_t end):
         """Makes every page of [begin, end) dirty again without changing a byte, also while other processes write."""

@@ -114,6 +114,11 @@ class Checkpoint:
             raise StoreClosedError("the store was closed meanwhile", path=self.path)
         return file
 
+    @property
+    def page(self) -> MappedFile:
+        """The mapped page. Raises StoreClosedError."""
+        return self._page()
+
     def fields(self) -> CheckpointFields:
         """The present fields."""
         return parse_checkpoint(self._page().read(0, FILE_BYTES))

@@ -134,7 +134,7 @@ class AppendPolicy:
         cystore_records: bool,
         relieve: Callable[[int], None] | None = None,
         master: Callable[[], str] = str,
-        replicated: Callable[[int], None] | None = None,
+        replicated: Callable[[int, int], None] | None = None,
         announce: Callable[[], None] | None = None,
         buffers: BufferPool | None = None,
     ) -> None:
@@ -146,20 +146,22 @@ class AppendPolicy:
         self._replicated, self._announce, self._buffers = replicated, announce, buffers
         self.slow_put = SlowPuts(control, commit_log.files.directory).tell
 
-    def reach(self, end: int, flush: int) -> None:
+    def reach(self, end: int, flush: int, waited_ms: int = 0) -> None:
         """Returns when the log is durable up to `end` (FLUSH_SYNC of put.pxd), when a slave has it (FLUSH_REPLICATED),
         or both. An elected master belongs to its in-sync set, and each member of the set must have the bytes on its
-        disk."""
-        since_s = monotonic_s()
-        if self._control.wrote < end:
+        disk. The kernel has waited for `waited_ms` (GroupCommit)."""
+        control, since_s = self._control, monotonic_s()
+        if control.wrote < end:
             self._flusher.commit()
-        if flush & FLUSH_SYNC or (flush & FLUSH_REPLICATED and self._control.epoch):
+        in_flush = False
+        if flush & FLUSH_SYNC or (flush & FLUSH_REPLICATED and control.epoch):
+            in_flush = control.flushed < end
             # The slaves receive the bytes while this host's disk takes them: one announcement for all puts of a sync.
             announce = self._announce if flush & FLUSH_REPLICATED else None
-            self._flusher.flush_to(end, leading=announce, gathers=True)
+            self._flusher.flush_to(end, leading=announce, gathers=True, waited_ms=waited_ms)
         if flush & FLUSH_REPLICATED and self._replicated is not None:
-            self._replicated(end)
-        took_ms = int(1000 * (monotonic_s() - since_s))
+            self._replicated(end, 0 if in_flush else waited_ms)
+        took_ms = waited_ms + int(1000 * (monotonic_s() - since_s))
         if took_ms > SLOW_PUT_MS:
             self.slow_put(took_ms, "was made durable, or replicated,")
 

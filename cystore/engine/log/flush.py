@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from cystore._native.append.group_commit import GroupCommit
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.failpoint import failpoint
@@ -37,7 +38,7 @@ from cystore.layout import (
     record_store_timestamp,
 )
 from cystore.system import files
-from cystore.system.folders import check_place
+from cystore.system.folders import AT_FDCWD, at, check_place
 
 log = logging.getLogger("cystore")
 
@@ -45,9 +46,6 @@ SYNC_FAILED = FLAGS["FLAG_SYNC_FAILED"][0]
 WAIT_SLICE_MS = 100
 CHECKPOINT_INTERVAL_MS = 1000
 URGENT_BYTES = 16 * 1024 * 1024  # of log that are not durable: the disk needs some 0.1 s for this
-GATHER_PART = 0.5  # of the last sync's time: the longest wait for more puts before a sync
-GATHER_MAX_US = 1000.0
-GATHER_PAUSE_US = 100  # without an append: no more are about to come
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 PAGE_LOOKS, PAGE_LOOK_MS = 5, 2  # a flush that no caller waits for looks this often for a full last page
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
@@ -95,9 +93,7 @@ class Flusher:
         self._watermarks: list[
             _Watermark
         ] = []  # of one turn; more than one when a signal handler leads inside a flush
-        self._gathered = control.put_count  # messages in the log when this process's last sync began
-        self._groups = (0, 0)  # messages in each of its last two syncs
-        self._sync_us = 0.0  # of the last one
+        self.commits: GroupCommit | None = None  # of puts that wait; it leads most syncs
         if not control.read_only and self._control.flushed_ms == 0:
             self._control.flushed_ms = _now_ms()
 
@@ -111,14 +107,15 @@ class Flusher:
         appended: tuple[int, int] | None = None,
         leading: Callable[[], None] | None = None,
         gathers: bool = False,
+        waited_ms: int = 0,
     ) -> None:
         """Returns when everything below `position` is durable. Raises FlushFailedError, or StoreTimeoutError after
         sync_flush_timeout_ms: the bytes are in the log then, but may not be durable yet. A leader flushes up to
         `appended` (see `_appended`), by default all that is appended by then. Before that it waits for other
-        puts, if it `gathers`, and calls `leading`."""
+        puts, if it `gathers`, and calls `leading`. `waited_ms` counts, too."""
         control = self._control
         limit_ms = self._config.sync_flush_timeout_ms if timeout_ms is None else timeout_ms
-        until = monotonic_s() + limit_ms / 1000
+        until = monotonic_s() + (limit_ms - waited_ms) / 1000
         if control.wrote < position:
             self.commit()
         while control.flushed < position:
@@ -132,8 +129,8 @@ class Flusher:
                     if turn.held:
                         self._watermarks.clear()
                     if leads and not control.flags & SYNC_FAILED:  # the leader before may have failed
-                        if gathers:
-                            self._gather()
+                        if gathers and self.commits is not None:
+                            self.commits.gather()
                         if leading is not None:
                             leading()
                         self._lead(appended or self._appended())
@@ -149,17 +146,6 @@ class Flusher:
                 )
         self.check_covered(position)
         check_place(self._root)  # otherwise the path may name another directory than the one that is synced
-
-    def _gather(self) -> None:
-        """Waits for the puts that the last syncs woke: they are about to append again, and this sync is for them, too.
-        Otherwise the first of them would sync alone, and all others would wait twice as long."""
-        wanted = self._gathered + max(self._groups)
-        if wanted > self._control.put_count:
-            limit_us = min(self._sync_us * GATHER_PART, GATHER_MAX_US)
-            self._control.wait_puts(wanted, GATHER_PAUSE_US, int(limit_us))
-        count = self._control.put_count
-        self._groups = (self._groups[1], count - self._gathered)
-        self._gathered = count
 
     def commit(self) -> None:
         """Brings the records of the pool's buffers, if there is a pool, to their segments. Raises FlushFailedError."""
@@ -224,8 +210,10 @@ class Flusher:
                 begun_s = monotonic_s()
                 with files.translated(segment.path):
                     segment.sync_range(max(begin - segment.base, 0), min(target - segment.base, file_bytes))
-                self._sync_us = 1e6 * (monotonic_s() - begun_s)
                 self._check_linked(segment)
+                if self.commits is not None:
+                    self.commits.sync_us = 1e6 * (monotonic_s() - begun_s)
+                    self._name(segment)
         except SyncFailedError as error:
             self.poison(error)
         failpoint("flush.synced")
@@ -238,6 +226,13 @@ class Flusher:
         control.advance_flushed(target)
         failpoint("flush.published")
         self._control.flushed_ms = begun_ms  # later appends are not durable
+
+    def _name(self, segment: MappedFile) -> None:
+        """Tells the kernel where the name of a segment is: then it leads the next syncs itself."""
+        assert self.commits is not None
+        if self.commits.base != segment.base:
+            folder, name = at(segment.path)
+            self.commits.name_segment(segment.base, folder, AT_FDCWD if folder is None else folder.fd, name)
 
     def _store_watermark(self, watermark: _Watermark) -> None:
         """Writes the highest watermark last, even if a signal handler brings a higher one in between."""

@@ -62,6 +62,7 @@ class Log:
 
         # The flusher's way to the segments only: the kernel needs the real ones.
         flusher = store._parts.flusher
+        flusher.commits.enabled = False  # the kernel's own syncs are in test_group_commit.py
         monkeypatch.setattr(flusher, "_commit_log", View(flusher._commit_log, get))
 
 
@@ -185,6 +186,7 @@ def test_group_commit_across_processes(store):
         "    file = get(base)\n"
         "    return None if file is None else Counted(file)\n"
         "parts.flusher._commit_log = View(parts.commit_log, counted)\n"
+        "parts.flusher.commits.enabled = False\n"
         "import threading\n"
         "def put(): acks.extend(store.put('T', b'x', flush='sync').queue_offset for _ in range(40))\n"
         "acks, threads = [], [threading.Thread(target=put) for _ in range(4)]\n"

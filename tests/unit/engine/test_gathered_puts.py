@@ -9,52 +9,41 @@ from collections.abc import Iterator
 import pytest
 
 import cystore
-from cystore.engine.log import flush
 from tests.support.small_stores import open_small
 
 
-@pytest.fixture
-def store(tmp_path) -> Iterator[cystore.MessageStore]:
+@pytest.fixture(params=["module", "kernel"])
+def store(tmp_path, request) -> Iterator[cystore.MessageStore]:
+    """A store whose syncs are led by cystore/engine/log/flush.py, or by the kernel."""
     with open_small(tmp_path / "s") as opened:
+        opened.put("T", b"names the segment", flush="sync")
+        opened._parts.flusher.commits.enabled = request.param == "kernel"
         yield opened
 
 
-@pytest.fixture
-def synced(store, monkeypatch) -> list[int]:
-    """The flushed position after each sync."""
-    flusher, found = store._parts.flusher, []
-    lead = flusher._lead
-
-    def watched(appended) -> None:
-        lead(appended)
-        found.append(store.stats()["flushed"])
-
-    monkeypatch.setattr(flusher, "_lead", watched)
-    return found
-
-
-def test_a_sync_waits_for_the_puts_that_the_last_one_woke(store, synced, monkeypatch):
+def test_a_sync_waits_for_the_puts_that_the_last_one_woke(store):
     """Seen: the first of 16 woken threads synced its put alone, and the 15 others waited for the next sync."""
-    flusher, control = store._parts.flusher, store._parts.control
-    for name in ("GATHER_PAUSE_US", "GATHER_MAX_US"):
-        monkeypatch.setattr(flush, name, 30_000_000)
-    flusher._groups, flusher._sync_us = (1, 3), 1e9
-    flusher._gathered = control.put_count
-    begun = threading.Event()
-    gather = flusher._gather
-    monkeypatch.setattr(flusher, "_gather", lambda: (begun.set(), gather()))
+    commits, control = store._parts.flusher.commits, store._parts.control
+    commits.gather_pause_us = commits.gather_max_us = 30_000_000
+    commits.group_before, commits.group_last, commits.sync_us = 1, 3, 1e9
+    commits.gathered, syncs = control.put_count, control.flush_seq
     first = threading.Thread(target=lambda: store.put("T", b"1", flush="sync"))
     first.start()
-    assert begun.wait(30)
+    while not control.owner("flush"):
+        pass
     for _ in range(2):
         store.put("T", b"beside", flush="async")
     first.join()
-    assert synced == [store.wrote_position]
-    assert flusher._groups == (3, 3)
+    assert control.flush_seq == syncs + 1
+    assert control.flushed == store.wrote_position
+    assert (commits.group_before, commits.group_last) == (3, 3)
 
 
-def test_a_sync_of_a_single_writer_waits_for_nobody(store, synced, monkeypatch):
-    monkeypatch.setattr(flush, "GATHER_PART", None)  # of the last sync's time: a wait needs it
+def test_a_sync_of_a_single_writer_waits_for_nobody(store):
+    commits, control = store._parts.flusher.commits, store._parts.control
+    commits.gather_pause_us = commits.gather_max_us = 1 << 60
+    syncs = control.flush_seq
     for _ in range(3):
+        commits.sync_us = 1e18  # the first wait would not end
         store.put("T", b"1", flush="sync")
-    assert len(synced) == 3
+    assert control.flush_seq == syncs + 3

@@ -182,7 +182,6 @@ def test_closed_handle_refuses_everything(control):
         "add_queue": ("T", 0),
         "wait_append": (0, 0),
         "wait_flush": (0, 0),
-        "wait_puts": (0, 0, 0),
         "wait_replicated": (0, 0, 0, 0),
         "wait_key": (0, 0, 0),
         "wait_queue": (0, 0, 0),

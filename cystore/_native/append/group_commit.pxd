@@ -1,0 +1,42 @@
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from cystore._native.layout cimport control_block
+from cystore._native.memory.control cimport Control
+from cystore._native.memory.mapping cimport MappedFile
+
+
+cdef class GroupCommit:
+    cdef Control control
+    cdef MappedFile checkpoint
+    cdef object folder              # a Descriptor; keeps `folder_fd` open
+    cdef bytes name, home
+    cdef int folder_fd
+    cdef const char* name_text
+    cdef const char* home_text      # NULL: the store's path is not checked
+    cdef uint64_t home_inode
+    cdef uint32_t home_major, home_minor
+    cdef int64_t home_at            # the home was checked when the log was durable up to here
+    cdef int64_t behind_max
+    cdef uint32_t wanted_key, reported_key
+    cdef int64_t announced          # a put waits for slaves with the log up to here, and they know it
+    cdef readonly int64_t base      # of the segment whose name is known; -1: none
+    cdef public bint enabled
+    cdef public int64_t slice_ms    # the longest wait here; then the caller goes on, and handles signals
+    cdef public int64_t gather_max_us, gather_pause_us
+    cdef public uint64_t gathered   # messages in the log when this process's last sync began
+    cdef public uint64_t group_before, group_last
+    cdef public double sync_us      # of the last sync
+    cdef int reach(self, MappedFile segment, int64_t end, int flush, int64_t* waited_ms) except -1
+    cdef int _reach(self, control_block* block, MappedFile segment, int64_t end, bint flushes, bint replicates,
+                    int64_t epoch, int64_t* waited_ms) noexcept nogil
+    cdef int _flush(self, control_block* block, MappedFile segment, int64_t end, bint announces,
+                    int64_t until_ns) noexcept nogil
+    cdef int _replicate(self, control_block* block, int64_t end, int64_t epoch, int64_t until_ns) noexcept nogil
+    cdef int _lead(self, control_block* block, MappedFile segment, bint announces) noexcept nogil
+    cdef int _sync(self, control_block* block, MappedFile segment, int64_t begin, int64_t end) noexcept nogil
+    cdef int _last_record(self, control_block* block, MappedFile segment, int64_t* last,
+                          int64_t* end) noexcept nogil
+    cdef void _store_watermark(self, const uint8_t* record, int64_t last, int64_t end) noexcept nogil
+    cdef void _gather(self, control_block* block) noexcept nogil
+    cdef void _announce(self, control_block* block) noexcept nogil
+    cdef bint _is_home(self, control_block* block) noexcept nogil
