@@ -1,4 +1,4 @@
-"""Compiles the C floors once (into build/benchmarks) and calls them."""
+"""Compiles the C floors once (into build/benchmarks) and calls or runs them."""
 
 from __future__ import annotations
 
@@ -55,6 +55,19 @@ def nothing() -> Callable[..., None]:
     definition = ctypes.c_char.in_dll(library(), "nothing_definition")
     function: Callable[..., None] = make(ctypes.addressof(definition), None, None)
     return function
+
+
+def replicated_ns(folder: Path, writers: int, count: int, record_bytes: int, *, syncs: bool) -> int:
+    """Nanoseconds of a round of replicated puts in bare C (replicated.c). `syncs`: the other process syncs, too."""
+    source, program = HERE / "replicated.c", LIBRARY.parent / "replicated"
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        program.parent.mkdir(parents=True, exist_ok=True)
+        temporary = program.with_suffix(f".{os.getpid()}")
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run([compiler, "-O3", "-w", "-pthread", str(source), "-o", str(temporary)], check=True)
+        temporary.replace(program)
+    command = [str(program), str(folder), *(str(n) for n in (writers, count, record_bytes, int(syncs)))]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout)
 
 
 def _compile() -> None:

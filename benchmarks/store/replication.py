@@ -2,7 +2,9 @@
 
 cystore's slave is a process of its own; RocketMQ's master and slave share a JVM, and so need no second interpreter of
 anything. Both sides run in turns, and the median round counts. A put is one of one thread, with a key and a tag; a
-replicated put is one of 16 threads, and waits for the master's disk and for the slave (SYNC_MASTER, SYNC_FLUSH).
+replicated put is one of 16 threads, and waits for the master's disk and for the slave (SYNC_MASTER, SYNC_FLUSH). Its
+floors are a bare program in C, which does the same syncs and sends the same bytes (native/replicated.c): as a slave
+here, which keeps what it gets, and as a member of a group, which syncs it, too.
 With --tls the other side is cystore, too, with a certificate: RocketMQ's HAService has no TLS.
 """
 
@@ -23,11 +25,13 @@ from statistics import median
 from typing import Any
 
 import cystore
+from benchmarks.native import replicated_ns
 from benchmarks.peers.rocketmq_peer import JVM_FLAGS, TIMEOUT_S
 from tests.support.interop import rocketmq
 
 BODY_BYTES, WRITERS, ROUNDS, TURNS = 1024, 16, 3, 3
 RECORD_BYTES = BODY_BYTES + 91 + 10 + 64
+FLOOR_RECORD_BYTES = BODY_BYTES + 91 + 10 + 32  # as long as a record of `_puts`
 LOOK_S = 0.00005
 SHIP_GOAL, REPLICATED_GOAL, SLOWER_GOAL = 2.0, 2.0, 0.10
 FOLLOW = """
@@ -184,6 +188,12 @@ def of_rocketmq(case: str, folder: Path, count: int) -> Figures:
     return answer
 
 
+def floor(folder: Path, count: int, *, syncs: bool) -> Figures:
+    """The figure of the bare C program."""
+    took_ns = replicated_ns(folder, WRITERS, count, FLOOR_RECORD_BYTES, syncs=syncs)
+    return {"ops_per_s": count * 1e9 / took_ns}
+
+
 def measured(case: str, count: int, turns: int, *, tls: bool = False) -> tuple[Figures, Figures]:
     """The medians of both sides over some turns; the first side of a turn changes."""
     ours: list[Figures] = []
@@ -228,6 +238,13 @@ def main(arguments: list[str]) -> int:
     ours, theirs = measured("replicated", options.replicated, options.turns, tls=options.tls)
     what = f"replicated puts of {WRITERS} threads, /s"
     reached &= _line(what, ours, theirs, "ops_per_s", replicated_goal)
+    for what, syncs in (("the slave keeps it", False), ("the slave syncs it, too", True)):
+        found = []
+        for _ in range(options.turns):
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(floor(Path(folder), options.replicated, syncs=syncs)["ops_per_s"])
+        ratio = ours["ops_per_s"] / median(found)
+        print(f"{f'floor in C: {what}, /s':<44} {median(found):>12,.0f} {'':>12} {ratio:>7.2f}", flush=True)
     return 0 if reached and (options.tls or slower[0] <= SLOWER_GOAL) else 1
 
 
