@@ -15,7 +15,7 @@ from cystore._native.append.append import LATENCY_BOUNDS_MS
 from cystore.engine.inspect.stats import latency_labels
 from cystore.errors import StoreError
 from cystore.ha.role import role_of
-from cystore.ha.status import ReplicationStatus, read_status
+from cystore.ha.status import present_status
 
 if TYPE_CHECKING:
     from cystore.store import MessageStore
@@ -149,12 +149,11 @@ def _others(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:
 def _of_replication(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:
     """By the status that the process that replicates writes every second. A master has no samples of a replica's
     metrics, nor a replica those of a master's."""
-    role, status = role_of(store._attached().manifest.snapshot()), read_status(store.path)
-    status = ReplicationStatus() if status.is_old else status
+    role, status = role_of(store._attached().manifest.snapshot()), present_status(store.path)
     lags: dict[str, float] = {}
     for name, acknowledged, _ in status.slaves:  # a member's name, or an address with a port of the moment
         host = name.rpartition(":")[0] or name
-        lags[host] = max(stats["wrote"] - max(acknowledged, 0), lags.get(host, 0))
+        lags[host] = max(status.wrote - max(acknowledged, 0), lags.get(host, 0))
     is_replica = role.is_slave or (role.is_elected and not status.listens)
     behind = max(status.masters_end - stats["wrote"], 0)
     yield Metric(

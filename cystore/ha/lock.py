@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cystore.system.key_lock import KeyLock
+from cystore.system.key_lock import KeyLock, is_taken
 
-PATH = ("config", "replication.lock")
+PATH, NAME = ("config", "replication.lock"), "ha"
 
 
 class _BusyError(Exception):
@@ -15,6 +15,11 @@ class _BusyError(Exception):
 
 def _busy() -> None:
     raise _BusyError
+
+
+def is_replicated(root: Path) -> bool:
+    """Whether a process replicates the store now."""
+    return is_taken(root.joinpath(*PATH), NAME)
 
 
 class ReplicationLock:
@@ -28,7 +33,7 @@ class ReplicationLock:
     def take(self) -> bool:
         """Takes the lock if it is free. Returns whether this process holds it."""
         if self._lock is None:
-            lock = KeyLock(self._path, "ha")
+            lock = KeyLock(self._path, NAME)
             try:
                 lock.take(_busy)
             except _BusyError:

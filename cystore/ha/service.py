@@ -85,8 +85,9 @@ class Replication:
             return known.with_facts(confirmed=self._control.confirmed if self._control.confirming else 0)
         if self._master is None:
             return ReplicationStatus()
+        wrote = self._control.wrote
         slaves = tuple((slave.name, slave.acknowledged, slave.is_ours) for slave in self._master.slaves())
-        return ReplicationStatus("{}:{}".format(*self._master.address), slaves)
+        return ReplicationStatus("{}:{}".format(*self._master.address), slaves, wrote=wrote)
 
     @property
     def master(self) -> Master | None:

@@ -10,11 +10,13 @@ from typing import Any
 
 from cystore import clock
 from cystore.errors import StoreFullError
+from cystore.ha.lock import is_replicated
 from cystore.system import checked_json, files
 from cystore.value_class import value_class
 
 PATH = ("config", "replication.json")
 ROOM_BYTES = 16 << 10
+NOBODY = "no process replicates"
 OLD_MS = 10_000  # after that, the writing process has ended or stands still
 
 
@@ -23,7 +25,7 @@ class ReplicationStatus:
     """`listens`: HOST:PORT of a master that serves. `slaves`: name, reported end of the log (-1: none yet), whether the
     slave is a cystore. A slave has `master`, `connected` and `masters_end` (-1: not known). A member of a group with an
     elected master has `epoch`, `in_sync`, `state` and `problem`, and `confirmed`: no failover takes back the log below
-    it."""
+    it. `wrote` is the end of a master's log at the moment of `slaves`."""
 
     listens: str = ""
     slaves: tuple[tuple[str, int, bool], ...] = ()
@@ -37,6 +39,7 @@ class ReplicationStatus:
     state: str = ""
     problem: str = ""
     confirmed: int = 0
+    wrote: int = -1
 
     def with_facts(self, **facts: Any) -> ReplicationStatus:
         """A copy with other values."""
@@ -46,6 +49,16 @@ class ReplicationStatus:
     def is_old(self) -> bool:
         """Whether the status was written more than OLD_MS ago, or in the future."""
         return not 0 <= clock.now_ms() - self.at_ms <= OLD_MS
+
+
+def present_status(root: Path) -> ReplicationStatus:
+    """The last written status, without peers and state if no process replicates now, or if it stands still."""
+    last = read_status(root)
+    if last.is_old or not is_replicated(root):
+        return last.with_facts(
+            listens="", slaves=(), connected=False, epoch=0, in_sync=(), state=NOBODY, problem=""
+        )
+    return last
 
 
 def write_status(root: Path, status: ReplicationStatus) -> None:

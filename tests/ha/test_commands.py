@@ -13,6 +13,7 @@ import pytest
 import cystore
 from cystore.metrics import metrics
 from tests.support.ha.ha_pair import check_equal, fill, free_port, masters, slaves, until, wait_log, wrote
+from tests.support.process import Process
 
 COMMAND = [sys.executable, "-m", "cystore"]
 
@@ -103,6 +104,13 @@ def test_status_names_peers_and_their_lag(tmp_path, port):
         until(lambda: exported(master)["slaves"] == 0)
         with cystore.open(tmp_path / "slave", services="none") as alone:
             assert exported(alone)["connected"] == 0
+        with Process() as killed:
+            killed.do("import cystore; store = cystore.open(path, **settings)", path=str(tmp_path / "slave"),
+                      settings=slaves(port))  # fmt: skip
+            until(lambda: status(tmp_path / "slave")["connected"])
+            killed.kill()
+            mine = status(tmp_path / "slave")
+            assert (mine["alive"], mine["connected"]) == (False, False), "the file's time is not over"
         shown = run("ha", "status", tmp_path / "slave")
         assert shown.returncode == 1
         assert "not connected" in shown.stdout

@@ -13,7 +13,7 @@ from cystore.errors import ElectionError, StoreError
 from cystore.ha.election.orders import group_of
 from cystore.ha.home import home_of
 from cystore.ha.role import Role, master_of, role_of
-from cystore.ha.status import ReplicationStatus, read_status
+from cystore.ha.status import NOBODY, present_status
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.operate.output import one_line, size_text, write_json, write_line
 from cystore.operate.store_parts import looked_at
@@ -44,29 +44,27 @@ def _age_s(parts: Attachment) -> float | None:
 
 def facts(parts: Attachment) -> dict[str, Any]:
     """Role, end of the log, and each peer with its lag in bytes and seconds."""
-    role, status, wrote = role_of(parts.manifest.snapshot()), read_status(parts.root), parts.control.wrote
+    role, status, wrote = role_of(parts.manifest.snapshot()), present_status(parts.root), parts.control.wrote
     found: dict[str, Any] = {
         "role": role.broker_role,
         "wrote": wrote,
         "min_physical_offset": parts.control.min_physical_offset,
         "at_ms": status.at_ms,
         "home": home_of(parts.root, parts.manifest.snapshot()),
-        "alive": not status.is_old,
+        "alive": status.state != NOBODY,
         "pid": status.pid,
     }
     if role.is_elected:
         found |= {"group": role.group, "member": role.member}
-        found |= {
-            name: getattr(ReplicationStatus() if status.is_old else status, name) for name in ELECTED_FACTS
-        }
-        if status.is_old or not status.listens:
+        found |= {name: getattr(status, name) for name in ELECTED_FACTS}
+        if not status.listens:
             role = role._replace(broker_role="slave")
     if role.is_slave:
         behind = max(status.masters_end - wrote, 0) if status.masters_end >= 0 else None
         return {
             **found,
             "master": master_of(parts.manifest, parts.root),
-            "connected": status.connected and not status.is_old,
+            "connected": status.connected,
             "lag_bytes": behind,
             "lag_s": None if behind is None else _age_s(parts) if behind else 0.0,
         }
@@ -75,12 +73,12 @@ def facts(parts: Attachment) -> dict[str, Any]:
             "name": name,
             "acknowledged": end,
             "cystore": ours,
-            "lag_bytes": wrote - end if end >= 0 else None,
-            "lag_s": _lag_s(parts, end) if end >= 0 else None,
+            "lag_bytes": max(status.wrote - end, 0) if end >= 0 else None,
+            "lag_s": None if end < 0 else _lag_s(parts, end) if end < status.wrote else 0.0,
         }
-        for name, end, ours in (() if status.is_old else status.slaves)
+        for name, end, ours in status.slaves
     ]
-    return {**found, "listens": "" if status.is_old else status.listens, "slaves": slaves}
+    return {**found, "listens": status.listens, "slaves": slaves}
 
 
 def _group_facts(role: Role, config: StoreConfig) -> dict[str, Any]:
@@ -134,8 +132,7 @@ def _run_status(args: argparse.Namespace) -> int:
 
 
 def _show_group(found: dict[str, Any]) -> None:
-    state = found["state"] if found["alive"] else "no process replicates"
-    write_line(one_line(f"group {found['group']}, member {found['member']}: {state}"))
+    write_line(one_line(f"group {found['group']}, member {found['member']}: {found['state'] or NOBODY}"))
     if found["etcd"]:
         write_line(one_line(found["etcd"]))
     elif found["elected"]:

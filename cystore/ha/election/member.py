@@ -288,6 +288,7 @@ class ElectedReplication:
         self._open_session(role, keeper, epoch, history, in_sync)
         control.epoch = epoch
         end_slave(control)
+        self._failed = ""  # what was wrong with the last master
         log.info("%s: master of group %s in epoch %d from %d on", self._root, role.group, epoch, start)
 
     def _open_session(
@@ -491,11 +492,12 @@ class ElectedReplication:
     def _status(self) -> ReplicationStatus:
         known = ReplicationStatus(state=self._state, problem=self._failed, confirmed=self._control.confirmed)
         if self._master is not None and self._session is not None:
+            wrote = self._control.wrote
             slaves = tuple((s.member or s.name, s.acknowledged, s.is_ours) for s in self._master.slaves())
             in_sync = tuple(sorted(self._session.in_sync.committed))
             listens = "{}:{}".format(*self._master.address)
             return known.with_facts(
-                listens=listens, slaves=slaves, epoch=self._session.epoch, in_sync=in_sync
+                listens=listens, slaves=slaves, epoch=self._session.epoch, in_sync=in_sync, wrote=wrote
             )
         if self._slave is not None and self._followed is not None:
             return known.with_facts(

@@ -94,6 +94,8 @@ def test_a_member_whose_sync_failed(tmp_path):
             assert a.do("tried()") in ("FlushFailedError", "NotDurableError")
             a.do(SUCCEEDS)
             until(lambda: next_b.do("tried()") == "")
+            until(lambda: read_status(tmp_path / "b").state == "master")
+            assert not read_status(tmp_path / "b").problem, "of the last master"
             assert a.do("tried()") and not facts(a)["epoch"], "it takes no part"
             assert "disk failed" in read_status(tmp_path / "a").state
 
