@@ -71,6 +71,8 @@ class Process:
     ) -> None:
         given = {**os.environ} if environment is None else dict(environment)
         given["PYTHONPATH"] = os.pathsep.join(filter(None, [given.get("PYTHONPATH", ""), str(ROOT)]))
+        if through and "LD_PRELOAD" in given:  # that is for the interpreter, not for the command before it
+            through = (*through, "env", f"LD_PRELOAD={given.pop('LD_PRELOAD')}")
         start = subprocess.Popen if through or fresh else Python
         self._process = start(
             [*through, sys.executable, "-c", LOOP],

@@ -29,7 +29,8 @@ class ShiftedClock:
         self._library = library
 
     def environment(self, given: dict[str, str]) -> dict[str, str]:
-        preload = " ".join(filter(None, [str(self._library), given.get("LD_PRELOAD", "")]))
+        # The address sanitizer's library has to be the first.
+        preload = " ".join(filter(None, [given.get("LD_PRELOAD", ""), str(self._library)]))
         return {**given, "LD_PRELOAD": preload, "CYSTORE_CLOCK_FILE": str(self._path)}
 
     @property
