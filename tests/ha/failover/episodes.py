@@ -141,6 +141,18 @@ def full_disk(fleet: Fleet, rng: random.Random, name: str) -> None:
     fleet.disks.empty(name)
 
 
+def failed_sync(fleet: Fleet, rng: random.Random, name: str) -> None:
+    """Syncs fail, and succeed again. Only a new life of the member may believe them."""
+    if fleet.calls is None:
+        return
+    fleet.fail_syncs(name)
+    _more(fleet, rng)
+    fleet.end_failures(name)
+    _more(fleet, rng)
+    fleet.kill(name)
+    _more(fleet, rng)
+
+
 def clock_jump(fleet: Fleet, rng: random.Random, name: str) -> None:
     """The wall clock of a host is set, and perhaps set right again. Leases are measured by another clock."""
     if not fleet.clocks:
@@ -187,6 +199,7 @@ EPISODES: tuple[Callable[[Fleet, random.Random, str], None], ...] = (
     etcd_loses_a_member,
     slow_link,
     full_disk,
+    failed_sync,
     clock_jump,
     power_cut,
     power_cut_of_more,

@@ -3,24 +3,23 @@ a group goes on without it. Method: a real group; the syncs of one member's proc
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cystore.ha.status import read_status
+from tests.support.disks.failing_calls import FailingCalls, fail, succeed
 from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import log_bytes, members, until
 from tests.support.process import Process
+from tests.support.processes.shifted import COMPILER
 
-pytestmark = [needs_etcd, pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler (cc)")]
-SOURCE = Path(__file__).resolve().parents[2] / "crash" / "faults" / "fail_calls.c"
+pytestmark = [needs_etcd, pytest.mark.skipif(not shutil.which(COMPILER), reason="there is no C compiler")]
 OPENED = """
-import cystore, os
+import cystore
 store = cystore.open(path, **settings)
 def control():
     return store._attached().control
@@ -31,9 +30,7 @@ def tried():
         return type(error).__name__
     return ""
 """
-FAIL = {"CYSTORE_FAIL_CALL": "msync", "CYSTORE_FAIL_AT": "1", "CYSTORE_FAIL_TIMES": "1000000"}
-FAILS = "os.environ.update(fail)"
-SUCCEEDS = "os.environ.pop('CYSTORE_FAIL_CALL')"
+SYNC = "msync"
 FAILED = "control().flags & 1"
 
 
@@ -41,9 +38,7 @@ class Pair:
     """Two members whose syncs can fail."""
 
     def __init__(self, folder: Path, etcd: EtcdServer) -> None:
-        library = folder / "fail_calls.so"
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"], check=True)
-        self.environment = {**os.environ, "LD_PRELOAD": str(library), "CYSTORE_FAIL_ERRNO": str(errno.EIO)}
+        self.environment = FailingCalls(folder).environment(dict(os.environ))
         times = {"ha_lease_ms": 2_000, "ha_in_sync_lag_ms": 300, "slave_timeout_ms": 1_000}
         self.settings = {name: members(etcd.url, name, **times) for name in ("a", "b")}
         self.folder = folder
@@ -75,11 +70,11 @@ def test_a_member_whose_sync_failed(tmp_path):
             pair.open(b, "b")
             in_sync(a, 2)
 
-            b.do(FAILS, fail=FAIL)
+            fail(b, SYNC)
             until(lambda: a.do("tried()") == "" and facts(a)["in_sync"] == 1)
             assert b.do(FAILED)
             at = facts(b)["flushed"]
-            b.do(SUCCEEDS)
+            succeed(b)
             for _ in range(20):
                 assert a.do("tried()") == ""
             until(lambda: "disk failed" in read_status(tmp_path / "b").state)
@@ -90,9 +85,9 @@ def test_a_member_whose_sync_failed(tmp_path):
             pair.open(next_b, "b")  # writes what the disk may lack once more
             in_sync(a, 2)
 
-            a.do(FAILS, fail=FAIL)
+            fail(a, SYNC)
             assert a.do("tried()") in ("FlushFailedError", "NotDurableError")
-            a.do(SUCCEEDS)
+            succeed(a)
             until(lambda: next_b.do("tried()") == "")
             until(lambda: read_status(tmp_path / "b").state == "master")
             assert not read_status(tmp_path / "b").problem, "of the last master"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import cystore
+from tests.support.disks.failing_calls import FailingCalls, fail, succeed
 from tests.support.ha.checker import Stored, check
 from tests.support.ha.disks import Disks
 from tests.support.ha.etcd import EtcdCluster
 from tests.support.ha.ha_pair import QUICK, every, log_bytes, until
 from tests.support.ha.network import Network
 from tests.support.ha.node import read_journal, read_seen
-from tests.support.process import Process
+from tests.support.process import TIMEOUT_S, Process
 from tests.support.processes.shifted import COMPILER, ShiftedClock
 from tests.support.small_stores import SETTINGS
 
@@ -29,6 +32,34 @@ QUIET = {
 START = "from tests.support.ha.node import Node; node = Node(name, path, journal, settings)"
 
 
+class HostProcess(Process):
+    """The first process of a host's PID namespace. The command that made the namespace waits for it."""
+
+    def _first(self) -> int:
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
+
+    def signal(self, number: int) -> None:
+        os.kill(self._first(), number)
+
+    def stop(self) -> None:
+        first = self._first()
+        os.kill(first, signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[0] in "tT")
+
+    def kill(self) -> None:
+        """SIGKILL to both. Returns when all of the namespace is gone."""
+        try:
+            first = os.pidfd_open(self._first())
+        except (OSError, IndexError):  # it has ended
+            super().kill()
+            return
+        try:
+            super().kill()
+            select.select([first], [], [], TIMEOUT_S)
+        finally:
+            os.close(first)
+
+
 class Fleet:
     """A context manager. All hosts are reachable, and all members run and write, when it has begun."""
 
@@ -38,6 +69,7 @@ class Fleet:
         self.etcd = EtcdCluster(folder / "etcd", self.network.gateway, ETCDS)
         self.disks = Disks(folder, names)
         self.clocks: dict[str, ShiftedClock] = {}  # of the hosts; none without a compiler
+        self.calls: FailingCalls | None = None
         self._processes: dict[str, Process] = {}
         self._stack = contextlib.ExitStack()
 
@@ -66,6 +98,7 @@ class Fleet:
             self._stack.enter_context(self.network)
             self._stack.enter_context(self.etcd)
             if shutil.which(COMPILER):
+                self.calls = FailingCalls(self.folder)
                 for name in self.names:
                     place = self.folder / f"clock-{name}"
                     place.mkdir()
@@ -86,7 +119,9 @@ class Fleet:
         environment = {**os.environ, **QUIET}
         if name in self.clocks:
             environment = self.clocks[name].environment(environment)
-        process = Process(environment, through=self.network.through(name))
+        if self.calls is not None:
+            environment = self.calls.environment(environment)
+        process = HostProcess(environment, through=self.network.through(name))
         self._processes[name] = process
         process.do(
             START,
@@ -117,6 +152,14 @@ class Fleet:
             self.kill(name)
         for name in how:
             self.disks.power_on(name)
+
+    def fail_syncs(self, name: str) -> None:
+        """From now on no sync of a host's log succeeds."""
+        fail(self._processes[name], "msync")
+
+    def end_failures(self, name: str) -> None:
+        """Syncs succeed again; what was lost stays lost."""
+        succeed(self._processes[name])
 
     def stop(self, name: str) -> None:
         self._processes[name].stop()

@@ -14,10 +14,11 @@ from types import TracebackType
 import pytest
 
 NOWHERE = "02:00:00:00:00:01"
+NEW_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "slave")
 
 
 def _has_namespaces() -> bool:
-    if os.geteuid() != 0 or shutil.which("ip") is None:
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("unshare") is None:
         return False
     probe = f"cyprobe{os.getpid()}"
     if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode:
@@ -25,8 +26,13 @@ def _has_namespaces() -> bool:
     return subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False).returncode == 0
 
 
+def _plain() -> dict[str, str]:
+    """The environment without libraries that are for an interpreter, for example the address sanitizer's."""
+    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+
+
 needs_namespaces = pytest.mark.skipif(
-    not _has_namespaces(), reason="no network namespaces: needs root, and ip of iproute2"
+    not _has_namespaces(), reason="no network namespaces: needs root, ip of iproute2, and unshare"
 )
 
 
@@ -50,8 +56,8 @@ class Network:
         return f"{self._net}.{2 + self._names.index(name)}"
 
     def through(self, name: str) -> tuple[str, ...]:
-        """The command that starts another one on the host."""
-        return ("ip", "netns", "exec", self._space(name))
+        """The command that starts another one on the host, as the first process of a PID namespace."""
+        return ("ip", "netns", "exec", self._space(name), *NEW_PIDS)
 
     def cut(self, source: str, target: str) -> None:
         """What `source` sends to `target` ("" is this machine) is lost."""
@@ -81,7 +87,7 @@ class Network:
         rate = ["tbf", "rate", f"{kbit}kbit", "burst", "4kb", "latency", "400ms"] if kbit else []
         device = f"cyv{self._tag}{self._names.index(name)}"
         command = ["tc", "qdisc", *change, "dev", device, "root", *rate]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True, env=_plain())
 
     def __enter__(self) -> Network:
         try:
@@ -110,13 +116,13 @@ class Network:
         for number, name in enumerate(self._names):
             # A namespace that goes takes its device away later.
             for what in (("link", "del", f"cyv{self._tag}{number}"), ("netns", "del", self._space(name))):
-                subprocess.run(["ip", *what], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
+                subprocess.run(["ip", *what], capture_output=True, check=False, env=_plain())
+        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False, env=_plain())
 
     def _space(self, name: str) -> str:
         return f"cy{self._tag}{name}"
 
     def _ip(self, *arguments: str) -> None:
-        done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, env=_plain())
         if done.returncode:
             raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
