@@ -7,10 +7,12 @@ import pytest
 
 import cystore
 from tests.support.golden.cystore_config import cystore_config
-from tests.support.ha.ha_pair import QUICK, free_port, log_bytes, until, wait_log
+from tests.support.ha.etcd import EtcdServer, needs_etcd
+from tests.support.ha.ha_pair import QUICK, free_port, log_bytes, members, until, wait_log
 from tests.support.interop import specs
 from tests.support.interop.cystore_side import dump_of_copy, put_all
 from tests.support.interop.expect import Stored, check_queries, check_queues, check_records
+from tests.support.interop.rocketmq import Refused
 
 JVM_QUICK = {"haSendHeartbeatInterval": 200, "haHousekeepingInterval": 5000}
 
@@ -105,3 +107,34 @@ def test_an_empty_slave_gets_the_last_file_of_a_cleaned_master_in_the_jvm(rocket
             assert slave.stats()["min_physical_offset"] == last
             check_followed(slave, [one for one in stored if one.physical_offset >= last])
     assert log_bytes(path, last, end) == log_bytes(there, last, end)
+
+
+def test_a_sync_master_in_the_jvm_waits_for_a_slave(rocketmq, writer, tmp_path):
+    port, spec = free_port(), {"config": specs.SMALL}
+    config = {**specs.SMALL, **JVM_QUICK, "haListenPort": port, "flushDiskType": "SYNC_FLUSH"}
+    with rocketmq.opened(tmp_path / "master", config, role="SYNC_MASTER") as master:
+        with pytest.raises(Refused, match="SLAVE_NOT_AVAILABLE"):
+            master.put(list(writer.many(1)))
+        with cystore.open(tmp_path / "slave", **cystore_config(spec), **slaves_settings(port)) as slave:
+            wait_log(slave, master.reach(0)[0])
+            assert {row["status"] for row in master.put(list(writer.many(20)))} == {"PUT_OK"}
+            wait_log(slave, master.reach(0)[0])
+
+
+@pytest.mark.slow  # RocketMQ's slave tries again after five seconds
+@needs_etcd
+def test_a_slave_in_the_jvm_follows_an_elected_master(rocketmq, tmp_path):
+    """Its stream has no epochs, and puts do not wait for it."""
+    spec, there, path = {"config": specs.SMALL}, tmp_path / "member", tmp_path / "slave"
+    with EtcdServer(tmp_path / "etcd") as etcd:
+        member = {**members(etcd.url, "a"), **cystore_config(spec)}
+        with cystore.open(there, **member) as master:
+            until(lambda: master._attached().control.epoch)
+            config = {**specs.SMALL, **JVM_QUICK, "haMasterAddress": f"127.0.0.1:{member['ha_listen_port']}"}
+            with rocketmq.opened(path, config, role="SLAVE") as slave:
+                for number in range(50):
+                    master.put("T", b"%d" % number, keys=(f"k{number}",))
+                end = master.stats()["wrote"]
+                assert slave.reach(end) == (end, 0)
+                assert master._attached().control.in_sync == 1
+    assert log_bytes(path, 0, end) == log_bytes(there, 0, end)
