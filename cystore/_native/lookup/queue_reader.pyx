@@ -12,6 +12,7 @@ from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport calloc, free
 
 import sys
 
@@ -51,7 +52,8 @@ cdef extern from "Python.h":
 
 cdef enum:
     SPARE_WINDOWS = 8
-    PLACES = 64             # mapped consume queue files
+    PLACES = 64             # mapped consume queue files; more when queues need the same place
+    PLACES_MAX = 16384
     FILE_ENTRIES = 300000   # RocketMQ's default, until the first file is mapped
     FILTERED_ENTRIES = 800  # as in reader.py
     NEED_FILE = 64          # beside SelectStatus: the queue's file is not mapped
@@ -148,12 +150,19 @@ cdef class QueueReader:
     cdef TailTable tail             # None: this process may dispatch
     cdef list windows
     cdef list files                 # mappings of `places`; they keep the addresses valid
-    cdef queue_place[PLACES] places
+    cdef queue_place* places
+    cdef uint32_t place_count       # a power of two
     cdef int64_t file_entries       # all queue files of a store have the same length
     cdef int64_t manifest_seq       # of the manifest whose damage the spare windows know
     cdef public int64_t cleaned_below  # the log's minimum when cleaned files were last unmapped
     cdef ReadCounts counts
     cdef bint bounded               # while the store confirms, `general` answers every `get`
+
+    def __cinit__(self):
+        self.make_places(PLACES)
+
+    def __dealloc__(self):
+        free(self.places)
 
     def __init__(self, Control control not None, DispatchKernel dispatcher not None, BatchLimits limits not None,
                  list windows not None, ReadCounts counts not None, file_of, new_window, general, general_read,
@@ -164,16 +173,25 @@ cdef class QueueReader:
         self.counts = counts
         self.control, self.dispatcher, self.limits, self.windows = control, dispatcher, limits, windows
         self.file_of, self.new_window, self.general, self.general_read = file_of, new_window, general, general_read
-        self.files = [None] * PLACES
         self.manifest_seq = -1
         self.file_entries = FILE_ENTRIES
 
     def forget_files(self):
         """Forgets the mapped consume queue files."""
-        cdef int i
-        for i in range(PLACES):
+        cdef uint32_t i
+        for i in range(self.place_count):
             self.places[i].queue = 0
             self.files[i] = None
+
+    cdef int make_places(self, uint32_t count) except -1:
+        """So many places, all of them empty. A store with many queues would map or look up a file for each get."""
+        cdef list files = [None] * count
+        cdef queue_place* places = <queue_place*>calloc(count, sizeof(queue_place))
+        if places == NULL:
+            raise MemoryError
+        free(self.places)
+        self.places, self.place_count, self.files = places, count, files
+        return 0
 
     cdef LogWindow window(self, control_block* block):
         """A window for this call. It knows the damage in the current manifest."""
@@ -190,7 +208,7 @@ cdef class QueueReader:
 
     cdef uint32_t place_of(self, uint32_t slot, int64_t offset) noexcept:
         """Index of a queue file in `places`. The files of a large queue have different indexes."""
-        return (slot + <uint32_t>(offset // self.file_entries)) & (PLACES - 1)
+        return (slot + <uint32_t>(offset // self.file_entries)) & (self.place_count - 1)
 
     cdef MappedFile file_at(self, get_call* c, uint32_t slot):
         """Maps the queue file that holds the offset; None without such a file."""
@@ -201,6 +219,9 @@ cdef class QueueReader:
             return None
         self.file_entries = max(file.length // <Py_ssize_t>QUEUE_ENTRY_BYTES, 1)
         place = &self.places[self.place_of(slot, c.offset)]
+        if place.queue != 0 and place.queue != slot + 1 and self.place_count < PLACES_MAX:
+            self.make_places(4 * self.place_count)
+            place = &self.places[self.place_of(slot, c.offset)]
         c.place.queue = slot + 1
         c.place.removals = removals
         c.place.base = file.base
@@ -310,7 +331,7 @@ cdef class QueueReader:
         if status == NOT_HERE:
             return None
         if status == SELECT_DAMAGED and c.select.found == 0:
-            self.places[at].queue = 0
+            self.places[self.place_of(slot, offset)].queue = 0
             return None
         result = get_result(FOUND, None, offset + c.select.at, c.minimum, c.dispatched)
         if self.control.read_only:  # `general` reads undispatched messages too, so the queue ends behind them
