@@ -63,7 +63,21 @@ typedef struct shared_log {
 } shared_log;
 
 /* Ways to agree on the place of a record. */
-enum { STORE_LOCK, ONE_WORD, TICKETS, NO_LOCK };
+enum { STORE_LOCK, PATIENT, ONE_WORD, TICKETS, NO_LOCK };
+
+/* Like robust_trylock_spinning, but its first pauses are as long as several records take: the owner appends all of them meanwhile. */
+static inline int trylock_patiently(pthread_mutex_t *mutex) {
+    int status = robust_trylock(mutex);
+    for (int look = 6; status == EBUSY && look < SPIN_LOOKS; look++) {
+        for (int pause = 1 << look; pause > 0; pause--) {
+            CPU_PAUSE();
+        }
+        if (lock_looks_free(mutex)) {
+            status = robust_trylock(mutex);
+        }
+    }
+    return status;
+}
 
 int64_t shared_log_make(shared_log *log) {
     memset(log, 0, sizeof *log);
@@ -110,8 +124,8 @@ int64_t copy_together(shared_log *log, uint8_t *to, int64_t to_bytes, uint8_t *f
         int looks = 0, backoff = 1;
         x = calculate(x, steps);
         from[0] = (uint8_t)x;
-        if (way == STORE_LOCK) {
-            int status = robust_trylock_spinning(&log->mutex);
+        if (way == STORE_LOCK || way == PATIENT) {
+            int status = way == PATIENT ? trylock_patiently(&log->mutex) : robust_trylock_spinning(&log->mutex);
             while (status == EBUSY || status == ETIMEDOUT) {
                 status = robust_lock(&log->mutex, 250);
             }

@@ -38,7 +38,7 @@ FLAT = 0.15
 FEW_MESSAGES = 100_000
 RECORD_BYTES = 180  # about the length of a record
 SLOTS_BYTES, ENTRY_BYTES = 20_000_000, 20  # of an index file; an entry of a queue has as many bytes
-BATCH = 32  # messages of a get
+BATCH, QUEUE_BATCH = 32, 8  # messages of a get; the smallest of many queues has ten
 SEGMENT_BYTES = 1 << 20
 SEGMENTS_AHEAD_BYTES = 8 << 20  # more than the puts that are measured
 OPERATIONS = ("put", "get", "query")
@@ -63,28 +63,31 @@ def fill(store: cystore.MessageStore, first: int, end: int, queues: int) -> None
     store.dispatch()
 
 
-def calls_of(store: cystore.MessageStore, count: int, queues: int) -> dict[str, Callable[[int], object]]:
+def calls_of(
+    store: cystore.MessageStore, queues: int, batch: int = BATCH
+) -> dict[str, Callable[[int], object]]:
     """One call of each operation, by the number of a message."""
     put, get, query = store.put, store.get, store.query
     keys = ("more",)
     return {
         "put": lambda number: put(TOPIC, BODY, queue_id=number % queues, keys=keys),
-        "get": lambda number: get(TOPIC, number % queues, number // queues, BATCH),
+        "get": lambda number: get(TOPIC, number % queues, number // queues, batch),
         "query": lambda number: query(TOPIC, f"k{number}"),
     }
 
 
-def measure(store: cystore.MessageStore, count: int, queues: int) -> dict[str, float]:
-    """Median ns of processor time a call, over slices of calls for messages chosen at random."""
+def measure(store: cystore.MessageStore, count: int, queues: int, batch: int = BATCH) -> dict[str, float]:
+    """Median ns of processor time a call, over slices of calls for messages chosen at random. Each get finds a whole
+    batch."""
     found: dict[str, float] = {}
-    for name, call in calls_of(store, count, queues).items():
+    for name, call in calls_of(store, queues, batch).items():
         draw = random.Random(count)
         allocator = store._attached().allocator
         while name == "put" and allocator.run_once().done:
             pass
         taken = []
         for _ in range(SLICES):
-            numbers = [draw.randrange(count) for _ in range(SLICE)]
+            numbers = [draw.randrange(count - batch * queues) for _ in range(SLICE)]
             begin = time.thread_time_ns()
             for number in numbers:
                 call(number)
@@ -128,7 +131,7 @@ def single_calls(call: Callable[[int], object], count: int, name: str) -> list[i
 def single(store: cystore.MessageStore, count: int) -> dict[str, list[int]]:
     """ns of single calls of each operation."""
     found = {}
-    for name, call in calls_of(store, count, 1).items():
+    for name, call in calls_of(store, 1).items():
         found[name] = single_calls(call, count, name)
         store.dispatch()
     return found
@@ -137,7 +140,7 @@ def single(store: cystore.MessageStore, count: int) -> dict[str, list[int]]:
 def default_puts(folder: Path, count: int) -> dict[str, Any]:
     """ns of single puts into a store with default settings and services."""
     with cystore.open(folder) as store:
-        return {DEFAULTS: single_calls(calls_of(store, count, 1)["put"], count, DEFAULTS)}
+        return {DEFAULTS: single_calls(calls_of(store, 1)["put"], count, DEFAULTS)}
 
 
 def quantiles(taken: list[int]) -> dict[str, int]:
@@ -159,7 +162,7 @@ def by_messages(folder: Path, upto: int) -> dict[str, Any]:
 def by_queues(folder: Path, queues: int) -> dict[str, Any]:
     with open_store(folder) as store:
         fill(store, 0, FEW_MESSAGES, queues)
-        return {"x": queues, **measure(store, FEW_MESSAGES, queues)}
+        return {"x": queues, **measure(store, FEW_MESSAGES, queues, QUEUE_BATCH)}
 
 
 def by_segments(folder: Path, segments: int) -> dict[str, Any]:
