@@ -38,6 +38,7 @@ FLAT = 0.15
 FEW_MESSAGES = 100_000
 RECORD_BYTES = 180  # about the length of a record
 SLOTS_BYTES, ENTRY_BYTES = 20_000_000, 20  # of an index file; an entry of a queue has as many bytes
+LINE_BYTES = 64  # of the processor's caches
 BATCH, QUEUE_BATCH = 32, 8  # messages of a get; the smallest of many queues has ten
 SEGMENT_BYTES = 1 << 20
 SEGMENTS_AHEAD_BYTES = 8 << 20  # more than the puts that are measured
@@ -98,15 +99,18 @@ def measure(store: cystore.MessageStore, count: int, queues: int, batch: int = B
 
 
 def loads(folder: Path, messages: int) -> dict[str, float]:
-    """ns of processor time for the loads of one get and of one query, alone, from a file as large as the store's."""
+    """ns of processor time for the loads of one get and of one query, alone, from a file as large as the part of the
+    store that they read. Its pages are as small as those of the store."""
     entries, records = messages * ENTRY_BYTES, messages * RECORD_BYTES
+    slots = min(messages * LINE_BYTES, SLOTS_BYTES)
     chains = (  # bytes of a part of the store, and bytes that are loaded there together
         ((entries, BATCH * ENTRY_BYTES), (records, BATCH * RECORD_BYTES)),
-        ((SLOTS_BYTES, 4), (entries, ENTRY_BYTES), (records, RECORD_BYTES)),
+        ((slots, 4), (entries, ENTRY_BYTES), (records, RECORD_BYTES)),
     )
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, SLOTS_BYTES + entries + records)
+        os.posix_fallocate(file.fileno(), 0, slots + entries + records)
         mapped = mmap.mmap(file.fileno(), 0)
+    mapped.madvise(mmap.MADV_RANDOM)
     sum(memoryview(mapped)[:: mmap.PAGESIZE])  # brings every page in
     found, begin = {}, ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     for name, chain in zip(FLOORS, chains, strict=True):
