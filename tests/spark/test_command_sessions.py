@@ -158,6 +158,7 @@ sys.meta_path.insert(0, Blocks())
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_job_in_a_running_stage(make_store, tmp_path):
     """Seen: PySpark's handler called Spark on the connection on which the job waited, and the command hung. The
     stage's task blocks when it imports cystore."""
