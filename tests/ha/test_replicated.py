@@ -146,7 +146,7 @@ def test_the_cleaning_keeps_what_a_slave_that_is_away_needs(tmp_path, port):
         with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
             fill(master, 100)
             wait_log(slave, wrote(master))
-            until(lambda: "ha-slaves" in master.holds())
+            until(lambda: "ha-slaves" in master.holds() and master.holds()["ha-slaves"].physical_offset > 0)
             end = wrote(slave)
         fill(master, 300, start=100)
         master.clean()
