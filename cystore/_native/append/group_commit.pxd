@@ -38,5 +38,6 @@ cdef class GroupCommit:
                           int64_t* end) noexcept nogil
     cdef void _store_watermark(self, const uint8_t* record, int64_t last, int64_t end) noexcept nogil
     cdef void _gather(self, control_block* block) noexcept nogil
+    cdef void _await_report(self, control_block* block, int64_t end) noexcept nogil
     cdef void _announce(self, control_block* block) noexcept nogil
     cdef bint _is_home(self, control_block* block) noexcept nogil

@@ -32,6 +32,9 @@ from cystore._native.memory.mapping cimport MappedFile, file_status, names_file,
 
 import os
 
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
 
@@ -40,7 +43,8 @@ cdef extern from "<endian.h>" nogil:
     uint64_t htobe64(uint64_t value)
 
 cdef int64_t NS_PER_MS = 1_000_000
-cdef double GATHER_PART = 0.5   # of the last sync's time: the longest wait for more puts before a sync
+cdef double GATHER_PART = 0.5   # of the last sync's time: the longest wait for more puts before a sync, and for a
+                                # report after it
 
 
 cdef enum Outcome:
@@ -210,6 +214,8 @@ cdef class GroupCommit:
         failpoint("flush.published")
         store_i64(&block.flushed_ms, begun_ns // NS_PER_MS)  # later appends are not durable
         self._is_home(block)  # for all puts that this sync is for
+        if announces:
+            self._await_report(block, end)
         return DONE
 
     cdef int _sync(self, control_block* block, MappedFile segment, int64_t begin, int64_t end) noexcept nogil:
@@ -268,6 +274,13 @@ cdef class GroupCommit:
         count = load_u64(&block.put_count)
         self.group_before, self.group_last = self.group_last, count - self.gathered
         self.gathered = count
+
+    cdef void _await_report(self, control_block* block, int64_t end) noexcept nogil:
+        """Waits a little for the slaves' reports, if they come soon after the sync: then each put that waits for both
+        wakes once. The flushed position is published already."""
+        cdef int64_t until_ns = monotonic_ns() + min(<int64_t>(self.sync_us * GATHER_PART), self.gather_max_us) * 1000
+        while load_i64(&block.replicated) < end and monotonic_ns() < until_ns:
+            sched_yield()
 
     cdef void _announce(self, control_block* block) noexcept nogil:
         """Wakes the thread that serves slaves: a put waits for them with what is appended by now. If that thread is in
