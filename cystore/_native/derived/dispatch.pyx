@@ -226,7 +226,7 @@ cdef int64_t _verify(verified_part* part, const control_block* block, const segm
                 return at
             look_at = at + AHEAD_STEP
         status = record_at(segment.address + (at - segment.base), <size_t>(end - at), at, segment.end, True, &v)
-        if status == RECORD_BLANK:
+        if status == RECORD_BLANK and end == segment.end:  # in a file that is not full it is damage, as in `gather`
             at = segment.end
         elif status == RECORD_OK:
             at += v.total_size
@@ -426,7 +426,9 @@ cdef class DispatchKernel:
         store_i64(&self.d.verified.ends, 1)
 
     def end_ahead(self):
-        """The thread that verified has ended."""
+        """The thread that verified has ended. Records that are not dispatched yet may change before they are: their
+        checksums are compared again."""
+        store_i64(&self.d.verified.until, 0)
         self.d.verified.is_taken = False
 
     @property

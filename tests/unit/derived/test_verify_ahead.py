@@ -4,6 +4,7 @@ by hand, in front of logs that end, go on in another file or are damaged; and wh
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from pathlib import Path
 
@@ -12,12 +13,15 @@ import pytest
 import cystore
 from cystore import Message
 from cystore.derived.dispatch import verify_ahead
+from cystore.layout import CONSTANTS
 from cystore.results import GetStatus
 
 FILE_BYTES = 64 * 1024
 COUNT = 2000
 BODY = b"b" * 100
 BODY_AT = 88  # in a record with IPv4 hosts
+QUEUE_OFFSET_AT = 20
+MAGIC_BLANK = CONSTANTS["RECORD_MAGIC_BLANK"][0] & 0xFFFFFFFF
 AHEAD_BYTES = 4 << 20  # of dispatch.pyx
 
 
@@ -105,6 +109,34 @@ def test_a_dispatch_with_it_meets_all_damage(tmp_path: Path) -> None:
         assert store._attached().dispatcher.kernel.begin_ahead(0)  # the thread has ended
 
 
+@pytest.mark.usefixtures("always_ahead")
+def test_a_blank_in_a_file_that_is_not_full_hides_no_damage_behind_it(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", 4 << 20) as store:
+        results = store.put_many([Message(topic="t", body=BODY)] * COUNT)
+        blank, wrong = (results[n].physical_offset for n in (100, 1500))
+        fd = os.open(tmp_path / "s" / "commitlog" / f"{0:020d}", os.O_WRONLY)
+        try:
+            os.pwrite(fd, struct.pack(">iI", (4 << 20) - blank, MAGIC_BLANK), blank)
+            os.pwrite(fd, struct.pack(">q", 5000), wrong + QUEUE_OFFSET_AT)
+        finally:
+            os.close(fd)
+        store.dispatch()
+        assert [begin for begin, _ in store._attached().commit_log.damaged_ranges.ranges()] == [blank, wrong]
+
+
+def test_checksums_of_records_that_were_not_dispatched_are_compared_again(tmp_path: Path) -> None:
+    store, places = filled(tmp_path / "s")
+    with store:
+        parts = store._attached()
+        kernel = parts.dispatcher.kernel
+        assert kernel.begin_ahead(0)
+        kernel.verify_ahead(parts.commit_log.segment_for(0), 0, places[20])
+        kernel.end_ahead()
+        damage(tmp_path / "s", places[10])
+        store.dispatch()
+        assert [begin for begin, _ in parts.commit_log.damaged_ranges.ranges()] == [places[10]]
+
+
 def test_it_waits_for_a_dispatcher_that_is_far_behind_and_can_be_ended(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", 16 << 20) as store:
         store.put_many([Message(topic="t", body=b"b" * 100_000)] * 80)
@@ -120,9 +152,9 @@ def test_it_waits_for_a_dispatcher_that_is_far_behind_and_can_be_ended(tmp_path:
             assert thread.is_alive()
         kernel.stop_ahead()
         thread.join()
-        kernel.end_ahead()
         assert AHEAD_BYTES < reached[0] < AHEAD_BYTES + 300_000 < wrote
         assert kernel.verified_until == reached[0]
+        kernel.end_ahead()
 
 
 @pytest.mark.usefixtures("always_ahead")
