@@ -127,6 +127,8 @@ def compose(
                 wanted=WANTED,
                 reported=REPORTED,
             )
+            limits_ms = config.slave_timeout_ms, config.sync_flush_timeout_ms
+            flusher.commits.slice_ms = min(flusher.commits.slice_ms, *limits_ms)  # it knows no other limit
         append_policy = AppendPolicy(
             control,
             commit_log,

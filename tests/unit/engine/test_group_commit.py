@@ -127,6 +127,12 @@ def test_the_wait_behind_a_leader_ends_by_its_time(tmp_path):
         other.do("turn.__exit__(None, None, None)")
 
 
+@pytest.mark.parametrize("limit", ["slave_timeout_ms", "sync_flush_timeout_ms"])
+def test_the_kernel_waits_no_longer_than_a_put_may(tmp_path, limit):
+    with open_small(tmp_path / "s", **{limit: 7}) as store:
+        assert store._parts.flusher.commits.slice_ms == 7
+
+
 def test_a_signal_ends_the_wait_behind_a_leader(store):
     def handler(*_: object) -> None:
         raise ZeroDivisionError
