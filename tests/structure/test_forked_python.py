@@ -74,6 +74,12 @@ def test_a_forked_process_ends_and_stops_as_any_other(forked):
         assert process.communicate(timeout=60)[0].startswith(b"cystore ")
 
 
+def test_a_server_outlives_an_interrupt_that_is_for_its_test(forked):
+    for server in forked._servers.values():
+        server._process.send_signal(signal.SIGINT)
+    assert forked([sys.executable, "-c", ""]).wait(60) == 0
+
+
 def test_the_server_ends_with_the_process_that_has_it():
     code = (
         "import os, signal, sys\n"

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -112,6 +113,7 @@ def serve(number: int) -> dict[str, Any]:
     import cystore.cli.program
     import cystore.store  # noqa: F401 - whoever is forked needs it
 
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test's process
     gc.collect()
     gc.freeze()
     line = socket.socket(fileno=number)
@@ -128,6 +130,7 @@ def serve(number: int) -> dict[str, Any]:
             for mine in (reading, writing):
                 os.close(mine)
             line.close()
+            signal.signal(signal.SIGINT, interrupted)
             request = json.loads(text)
             _take(descriptors, request["numbers"])
             return request
