@@ -7,15 +7,17 @@ dispatcher compares the checksums that this thread has not compared.
 from __future__ import annotations
 
 import logging
-import threading
+import os
 
 from cystore._native.derived.dispatch import DispatchKernel
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import StoreError
+from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
 
 LEAST_BYTES = 64 * 1024 * 1024  # of log, some 50 ms: for less, a thread is not worth its start
+BEGIN_S = 0.25  # if the thread has not begun by then, the dispatcher does all itself
 
 
 class VerifyAhead:
@@ -23,26 +25,27 @@ class VerifyAhead:
 
     def __init__(self, kernel: DispatchKernel, commit_log: CommitLog, begin: int, end: int) -> None:
         self._kernel, self._commit_log, self._begin, self._end = kernel, commit_log, begin, end
-        self._thread: threading.Thread | None = None
+        self._thread: os_threads.Thread | None = None
+        self._pid = os.getpid()
 
     def __enter__(self) -> None:
         is_long = self._end - self._begin >= LEAST_BYTES and self._commit_log.is_mapped
         if not is_long or not self._kernel.begin_ahead(self._begin):
             return
-        thread = threading.Thread(target=self._run, name="cystore-verify-ahead", daemon=True)
-        try:
-            thread.start()
+        try:  # a greenlet would stop its whole thread, and wait there for the dispatcher
+            self._thread = os_threads.Thread(self._run, "cystore-verify-ahead", BEGIN_S)
         except RuntimeError as error:  # too many threads: the dispatcher does all itself
             self._kernel.end_ahead()
             log.debug("no thread verifies ahead of dispatch: %s", error)
-            return
-        self._thread = thread
+        except BaseException:  # a signal handler's: the thread may be at work
+            self._kernel.stop_ahead()
+            raise
 
     def __exit__(self, *_: object) -> None:
         if self._thread is not None:
             self._kernel.stop_ahead()
-            self._thread.join()
-            self._kernel.end_ahead()
+            if self._pid == os.getpid():  # a child that a signal handler forked has no such thread
+                self._thread.join()
 
     def _run(self) -> None:
         """Ends at damage, at a missing segment or with the store; the dispatcher itself then says what is wrong."""
@@ -56,3 +59,5 @@ class VerifyAhead:
                 position = reached
         except StoreError as error:
             log.debug("verifying ahead of dispatch ended at %d: %s", position, error)
+        finally:
+            self._kernel.end_ahead()

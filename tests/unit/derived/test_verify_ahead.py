@@ -3,10 +3,12 @@ by hand, in front of logs that end, go on in another file or are damaged; and wh
 
 from __future__ import annotations
 
+import _thread
 import os
 import struct
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from cystore import Message
 from cystore.derived.dispatch import verify_ahead
 from cystore.layout import CONSTANTS
 from cystore.results import GetStatus
+from cystore.system.threads import os_threads
 
 FILE_BYTES = 64 * 1024
 COUNT = 2000
@@ -161,13 +164,61 @@ def test_it_waits_for_a_dispatcher_that_is_far_behind_and_can_be_ended(tmp_path:
 def test_a_process_with_too_many_threads_dispatches_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(*_: object) -> int:
         raise RuntimeError("can't start new thread")
 
     store, _ = filled(tmp_path / "s", 10)
     with store:
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse)
+            patch.setattr(os_threads, "start", refuse)
             store.dispatch()
         assert found(store) == 10
         assert store._attached().dispatcher.kernel.begin_ahead(0)
+
+
+@pytest.mark.usefixtures("always_ahead")
+def test_beside_greenlets_it_is_a_thread_of_the_operating_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def greenlet(*_: object) -> int:
+        raise AssertionError("it would wait in the dispatcher's thread for the dispatcher")
+
+    run, native = verify_ahead.VerifyAhead._run, []
+
+    def seen(ahead: verify_ahead.VerifyAhead) -> None:
+        native.append(os_threads.is_native())
+        run(ahead)
+
+    store, _ = filled(tmp_path / "s", 10)
+    with store:
+        with monkeypatch.context() as patch:
+            patch.setattr(_thread, "start_new_thread", greenlet)  # as gevent and eventlet do
+            patch.setattr(threading, "_start_new_thread", greenlet)
+            patch.setattr(os_threads, "before_native", [])
+            patch.setattr(verify_ahead.VerifyAhead, "_run", seen)
+            store.dispatch()
+        assert found(store) == 10
+        assert native == [True]
+
+
+@pytest.mark.usefixtures("always_ahead")
+def test_a_signal_while_it_begins_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[os_threads.Thread] = []
+
+    def interrupted(*arguments: Any) -> None:
+        made.append(thread(*arguments))
+        raise KeyboardInterrupt
+
+    thread = os_threads.Thread
+    with open_store(tmp_path / "s", 16 << 20) as store:
+        store.put_many([Message(topic="t", body=b"b" * 100_000)] * 80)
+        with monkeypatch.context() as patch:
+            patch.setattr(os_threads, "Thread", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.dispatch()
+        assert made[0].join(60)
+        kernel = store._attached().dispatcher.kernel
+        assert kernel.begin_ahead(0)
+        kernel.end_ahead()
+        store.dispatch()
+        assert found(store) == 80
