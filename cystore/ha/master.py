@@ -71,7 +71,7 @@ class Master:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._puts.socket, selectors.EVENT_READ)
         self._progress.connected(0)
-        self._counted = 0
+        self._counted = self._flushed = 0  # `_flushed`: published to the members' puts
         self._stalled = Stalled(commit_log.files.root)
 
     @property
@@ -126,6 +126,7 @@ class Master:
             look_ms,
             turn_ms,
             REPORTED if self._session is None else None,
+            self._flushed,
         )
         return sum(flow.next - flow.left for flow in flows) - before
 
@@ -160,8 +161,9 @@ class Master:
             if slave.member and slave.acknowledged >= 0
         }
         known = max(self._progress.position, control.confirmed)
+        self._flushed = control.flushed
         acknowledged, confirmed = self._session.reported(
-            positions, control.wrote, control.flushed, known, now_s
+            positions, control.wrote, self._flushed, known, now_s
         )
         self._progress.confirmed(confirmed)  # first: who put a record, finds it
         self._progress.reported(acknowledged)

@@ -210,6 +210,7 @@ class Peers:
     def __init__(self, store: cystore.MessageStore) -> None:
         inside = store._attached()
         self.control, self.file_bytes = inside.control, inside.commit_log.file_bytes
+        self.flushed = self.control.flushed
         mine, self.slave = connected()
         self.bell, self.ringing = socket.socketpair()
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -231,6 +232,7 @@ class Peers:
             turn_ms,
             turn_ms,
             key,
+            self.flushed,
         )
 
     def received(self, count: int) -> bytes:
@@ -261,6 +263,20 @@ def test_the_log_goes_out_in_frames_and_reports_are_published(master, peers):
     while peers.flow.acknowledged < wrote(master):
         peers.serve()
     assert peers.flow.acknowledged == peers.control.replicated == wrote(master)
+
+
+def test_the_caller_publishes_when_its_own_disk_has_more(master, peers):
+    """The members may have reported the log before this store's disk had it."""
+    peers.flow.epoch = 7
+    thread = threading.Thread(target=peers.serve, args=(60_000,), kwargs={"publishes": False})
+    thread.start()
+    master.flush()
+    peers.ringing.send(b"!")
+    thread.join(10)
+    ended = not thread.is_alive()
+    peers.slave.close()  # ends it in any case
+    thread.join()
+    assert ended
 
 
 def test_reports_of_members_are_left_to_the_caller_to_publish(master, peers):

@@ -213,6 +213,8 @@ cdef class GroupCommit:
             store_i64(&block.flushed, end)
         failpoint("flush.published")
         store_i64(&block.flushed_ms, begun_ns // NS_PER_MS)  # later appends are not durable
+        if announces and load_i64(&block.epoch) != 0:
+            self._announce(block)  # the members may have had the log before this disk had it
         self._is_home(block)  # for all puts that this sync is for
         if announces:
             self._await_report(block, end)

@@ -140,11 +140,11 @@ cdef class Outflow:
 
 
 def serve(Control control not None, list slaves not None, int bell, int listener, int64_t file_bytes, int64_t wait_ms,
-          int64_t turn_ms, key):
+          int64_t turn_ms, key, int64_t flushed=0):
     """Ships to the slaves, and takes their reports, for `turn_ms`; returns before that if the caller has to do
     something. It looks for appends every `wait_ms`, and at once when `bell` has a byte. `listener`: the caller accepts
     what arrives there. `key` is woken after a report, whose position is published as `replicated`; None: the caller
-    publishes."""
+    publishes, after a report, and when the flushed position is not `flushed` any more."""
     cdef control_block* block = control.checked()
     cdef PyObject* flows[SLAVES_MAX]
     cdef Py_ssize_t count = len(slaves), i
@@ -156,11 +156,11 @@ def serve(Control control not None, list slaves not None, int bell, int listener
     for i in range(count):
         flows[i] = <PyObject*><Outflow?>kept[i]
     with nogil:
-        _serve(block, flows, count, bell, listener, file_bytes, wait_ms, turn_ms, publishes, woken)
+        _serve(block, flows, count, bell, listener, file_bytes, wait_ms, turn_ms, publishes, woken, flushed)
 
 
 cdef void _serve(control_block* block, PyObject** flows, Py_ssize_t count, int bell, int listener, int64_t file_bytes,
-                 int64_t wait_ms, int64_t turn_ms, bint publishes, uint32_t key) noexcept nogil:
+                 int64_t wait_ms, int64_t turn_ms, bint publishes, uint32_t key, int64_t flushed) noexcept nogil:
     cdef pollfd[SLAVES_MAX + 2] waited
     cdef uint8_t[64] rings
     cdef int64_t until_ns = monotonic_ns() + turn_ms * NS_PER_MS, best, before, sleep_ms
@@ -179,7 +179,7 @@ cdef void _serve(control_block* block, PyObject** flows, Py_ssize_t count, int b
             waited[i].fd = (<Outflow>flows[i]).socket
             waited[i].events = POLLIN | POLLOUT if state == IS_FULL else POLLIN
         sleep_ms = (until_ns - monotonic_ns()) // NS_PER_MS + 1
-        if sleep_ms <= 0:
+        if sleep_ms <= 0 or (not publishes and load_i64(&block.flushed) != flushed):
             return
         if poll(waited, count + 2, 0 if more else <int>min(sleep_ms, wait_ms)) < 0:
             return  # a signal
