@@ -322,6 +322,7 @@ def run_recovery(data: bytes) -> None:
     with store:
         _look(store, _logs(contents))
         put = store.put("T0", b"after", keys=("after",), flush="sync")
+        store.put("T0", b"later", flush="sync")  # this sync is led by the kernel, which knows the segment now
     with cystore.open(root, **SETTINGS) as store:
         found = [bytes(message.body) for message in store.query("T0", "after")]
         same("what was put behind the damage", found, [b"after"])

@@ -61,6 +61,7 @@ REACHED_BY = {
     "message": "message",
     "append": "put",
     "append_loop": "put",
+    "group_commit": "recovery",
     "light": "light",
     "latest": "latest",
     "copied": "copied",
