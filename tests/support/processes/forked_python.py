@@ -162,6 +162,8 @@ def become(request: dict[str, Any]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     kind, program, *arguments = request["words"]
+    if str(ROOT) not in request["environment"].get("PYTHONPATH", "").split(os.pathsep):
+        sys.path.remove(str(ROOT))  # only the server needed it
     if not sys.flags.safe_path:
         sys.path[0] = "" if kind == "-c" else request["cwd"]
     sys.argv = [kind, *arguments]
