@@ -1,8 +1,9 @@
 """`python -m benchmarks interpreters CHECKOUT ...`: the same code with several interpreters, in turns.
 
 Each checkout has a `.venv` of another Python, and kernels that are built for it: `python -m venv .venv`,
-`.venv/bin/pip install cython crc32c setuptools lmdb pyarrow`, `.venv/bin/python tools/build.py inplace`. The table has
-ns an operation, and behind it the time of the first checkout divided by this one's: above 1 this interpreter is faster.
+`.venv/bin/pip install cython crc32c setuptools lmdb pyarrow pytest`, `.venv/bin/python tools/build.py inplace`. The
+table has ns an operation, and behind it the time of the first checkout divided by this one's: above 1 this interpreter
+is faster.
 """
 
 from __future__ import annotations
