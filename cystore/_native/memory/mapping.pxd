@@ -26,6 +26,8 @@ cdef class MappedFile:
     cdef object _check(self, Py_ssize_t begin, Py_ssize_t end)
     cdef object _check_writable(self)
     cdef bint _let_pages_go(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
+    # Faults the pages of [begin, end) in for writing. Not 0 with an error in errno.
+    cdef int populate_pages(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
     cdef int sync_pages(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
 
 

@@ -239,14 +239,15 @@ cdef class MappedFile:
         cdef int failed
         self._check(begin, end)
         self._check_writable()
-        begin -= begin % PAGE
-        if begin == end:
-            return True
         with nogil:
-            failed = madvise(self.address + begin, end - begin, MADV_POPULATE_WRITE)
+            failed = self.populate_pages(begin, end)
         if failed and errno != EINVAL:
             raise OSError(errno, os.strerror(errno), self.path)
         return not failed
+
+    cdef int populate_pages(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+        begin -= begin % PAGE
+        return madvise(self.address + begin, end - begin, MADV_POPULATE_WRITE) if begin < end else 0
 
     def lock(self):
         """Keeps each page of the file in memory after its first access; untouched pages are not read in. Raises

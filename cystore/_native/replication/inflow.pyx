@@ -24,14 +24,6 @@ from cystore._native.replication.sockets cimport (
 )
 from libc.errno cimport EAGAIN, EINTR, errno
 
-cdef extern from "<sys/mman.h>" nogil:
-    int madvise(void* address, size_t length, int advice)
-
-cdef extern from "<unistd.h>" nogil:
-    int getpagesize()
-
-cdef int MADV_POPULATE_WRITE = 23  # Linux 5.14; older C libraries do not name it
-
 cdef enum:
     AHEAD_BYTES = 64 << 10      # of pages, made ready while nothing is to be received
     PIECE_BYTES = 256 << 10     # received at once: they are still in the processor's cache when they are appended
@@ -152,15 +144,12 @@ cdef class Inflow:
     cdef void _make_ready(self, control_block* block) noexcept nogil:
         """Brings the next pages of the segment into memory, if few of them are. Otherwise the caller does that when
         records wait for it, and puts wait for this slave."""
-        cdef int64_t wrote = load_i64(&block.wrote), upto, begin
+        cdef int64_t wrote = load_i64(&block.wrote), upto
         if self.file is None or not self.file.base <= wrote <= self.ready or self.ready - wrote >= <int64_t>AHEAD_BYTES:
             return
         upto = min(self.ready + <int64_t>AHEAD_BYTES, self.file.base + <int64_t>self.file.length,
                    load_i64(&block.allocated))
-        begin = self.ready - self.file.base
-        begin -= begin % getpagesize()
-        if upto > self.ready and madvise(self.file.address + begin, <size_t>(upto - self.file.base - begin),
-                                         MADV_POPULATE_WRITE) == 0:
+        if upto > self.ready and self.file.populate_pages(self.ready - self.file.base, upto - self.file.base) == 0:
             self.ready = upto
 
     cdef ssize_t _begin_frame(self, control_block* block, int socket) noexcept nogil:
