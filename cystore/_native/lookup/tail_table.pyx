@@ -130,15 +130,16 @@ cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_v
     jump that the queue's next record contradicts is taken back: no checksum of RocketMQ's format covers the number."""
     cdef tail_queue* q
     cdef derived found
-    cdef int64_t first, place
+    cdef int64_t first, place, dispatched
     if not _make_slot(t, block, slot):
         return TAIL_NO_MEMORY
     q = &t.queues[slot]
     first = q.first
     if q.count == 0:
-        first = number
-        if t.whole:
-            first = min(load_i64(&control_slot(block, slot).dispatched), first)
+        dispatched = load_i64(&control_slot(block, slot).dispatched)
+        if number < dispatched:
+            return RECORD_OK  # dispatch skips such a record, and one with a number below zero
+        first = dispatched if t.whole else number
     place = number - first
     if place < q.count:
         if not q.jumped or number < q.jumped_from:
