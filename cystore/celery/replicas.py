@@ -18,7 +18,7 @@ from cystore.engine.inspect.recognize import is_store
 from cystore.engine.manifest.manifest import read_facts
 from cystore.ha.home import SECTION, home_of
 from cystore.ha.role import is_copied, role_of
-from cystore.ha.status import read_status
+from cystore.ha.status import present_status
 from cystore.system import files
 
 log = logging.getLogger("cystore.celery")
@@ -130,9 +130,9 @@ def lag_text(path: Path, last_ms: int, time_text: str) -> str:
     role = role_of(read_facts(path)[0])
     if not role.is_slave and not role.is_elected:
         return ""  # it was promoted, or copied
-    status = read_status(path)
-    if status.listens and not status.is_old:
+    status = present_status(path)
+    if status.listens:
         return ""
-    if status.is_old or not status.connected:
+    if not status.connected:
         return f"not connected to its master; its newest record is of {time_text}" if last_ms else "empty"
     return f"follows {status.master}; its newest record is of {time_text}"
