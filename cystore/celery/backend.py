@@ -193,6 +193,10 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         try:
             store = open_shared(self.location, self.app)
             check_id(store)
+            if store.config.ha_listen_port:  # nearly no worker imports replication
+                from cystore.celery.replicas import tell_unserved
+
+                tell_unserved(store)
             return store
         except StoreError as error:
             raise ImproperlyConfigured(f"result_backend {self.as_uri()!r} cannot be used: {error}") from error

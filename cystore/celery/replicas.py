@@ -13,9 +13,10 @@ from typing import Any
 
 from celery.exceptions import ImproperlyConfigured
 
-from cystore import StoreError
+from cystore import MessageStore, StoreError
 from cystore.engine.inspect.recognize import is_store
 from cystore.engine.manifest.manifest import read_facts
+from cystore.ha import lock
 from cystore.ha.home import SECTION, home_of
 from cystore.ha.role import is_copied, role_of
 from cystore.ha.status import present_status
@@ -136,3 +137,16 @@ def lag_text(path: Path, last_ms: int, time_text: str) -> str:
     if not status.connected:
         return f"not connected to its master; its newest record is of {time_text}" if last_ms else "empty"
     return f"follows {status.master}; its newest record is of {time_text}"
+
+
+def tell_unserved(store: MessageStore) -> None:
+    """Logs a warning when the settings of a worker's store give it a port for slaves, and no process serves them."""
+    config = store.config
+    if not config.ha_listen_port or "ha" in config.services or lock.is_replicated(store.path):
+        return
+    log.warning(
+        "%s: ha_listen_port=%d has no effect in this worker: without the service `ha` it serves no slaves. Add "
+        "services=all to the URL of the result backend, or run `cystore ha run` beside the worker",
+        store.path,
+        config.ha_listen_port,
+    )

@@ -24,9 +24,11 @@ from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.store_watch import EXIT_CODE
 from cystore.celery.duties import main_process, ticks, worker_steps
 from cystore.celery.stores import close_shared
+from cystore.ha.lock import is_replicated
 from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready, send, waiting
 from tests.support.celery import work
+from tests.support.ha.ha_pair import free_port
 from tests.support.isolated import fresh
 
 NOWHERE = "redis://127.0.0.1:1/0"  # no server listens at this port
@@ -104,6 +106,25 @@ def test_a_worker_refuses_a_store_that_its_app_found_for_reading(url):
     opening.run()
     with pytest.raises(ImproperlyConfigured, match="read_only forbids that"):
         opening.wait()
+
+
+def test_a_worker_that_serves_no_slaves_says_so(url, tmp_path, caplog):
+    """Seen: a worker with a port for slaves, and without the service `ha`, served nobody and was silent."""
+    named = f"ha_listen_port={free_port()}"
+
+    def opened(options: str) -> str:
+        caplog.clear()
+        app = Celery("serves", broker="memory://", backend=f"{url}?{options}", set_as_current=False)
+        worker_steps.Opening(app.backend, []).run()
+        close_shared()
+        return caplog.text
+
+    assert f"{named} has no effect" in opened(named)
+    assert "has no effect" not in opened("flush=async")
+    assert "has no effect" not in opened(f"{named}&services=all")
+    with cystore.open(url.removeprefix("cystore://"), services=["ha"], ha_listen_port=free_port()) as beside:
+        wait_until(lambda: is_replicated(beside.path), "the other process replicates")
+        assert "has no effect" not in opened(named)
 
 
 def test_a_fork_waits_for_the_opening_and_a_stop_does_not(url):
