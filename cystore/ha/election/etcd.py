@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +35,10 @@ class Etcd:
 
     def __init__(self, config: StoreConfig, endpoints: str, timeout_s: float) -> None:
         try:
-            from etcd3gw.client import Etcd3Client
+            with warnings.catch_warnings():
+                # etcd3gw's futurist imports eventlet where it is installed. Nothing here uses it.
+                warnings.filterwarnings("ignore", r"\s*Eventlet is deprecated")
+                from etcd3gw.client import Etcd3Client
         except ImportError as error:
             raise StoreConfigError("an elected store needs etcd3gw: pip install 'cystore[ha]'") from error
         self._clients: list[Etcd3Client] = [

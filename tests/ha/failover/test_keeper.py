@@ -8,6 +8,8 @@ import http.server
 import json
 import select
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -142,3 +144,15 @@ def test_a_keeper_goes_on_behind_an_endpoint_that_is_no_etcd(etcd, no_etcd):
         with contextlib.closing(group_of(etcd.url)) as group:
             keeper.hold(group.grant(60), lease)
         until(lambda: control.lease_until_ms > lease + LEASE_MS)
+
+
+def test_the_libraries_for_etcd_print_nothing():
+    """Seen: `cystore ha promote` printed that eventlet is deprecated. A library imports eventlet where it finds it."""
+    pytest.importorskip("eventlet")
+    code = """
+from cystore.config import StoreConfig
+from cystore.ha.election.etcd import Etcd
+Etcd(StoreConfig(), "http://127.0.0.1:1", 1.0).close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
