@@ -90,17 +90,18 @@ def imports(path: Path, modules: Iterable[str]) -> list[Import]:
 
 
 def _python_imports(path: Path) -> list[tuple[int, str, str, bool]]:
-    module = ast.parse(path.read_text(), str(path))
+    text = path.read_text()
+    nodes = list(ast.walk(ast.parse(text, str(path))))
     package = module_of(path).split(".") if path.name == "__init__.py" else module_of(path).split(".")[:-1]
     guarded = {
         id(inner)
-        for node in ast.walk(module)
+        for node in (nodes if "TYPE_CHECKING" in text else ())
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for statement in node.body
         for inner in ast.walk(statement)
     }
     found = []
-    for node in ast.walk(module):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name, "", id(node) in guarded) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

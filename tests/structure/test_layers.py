@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -17,10 +18,18 @@ PACKAGES = ("cystore", "celery_app")
 FOUND_BY_NAME = "pyspark_cystore"  # Spark looks for it
 SOURCES = files(".py", ".pyx", ".pxd", under=(*PACKAGES, f"{FOUND_BY_NAME}.py"))
 MODULES = sorted({module_of(path) for path in SOURCES})
-IMPORTS = sorted({found for path in SOURCES for found in imports(path, MODULES)})
-OURS = [found for found in IMPORTS if found.imported.split(".")[0] in PACKAGES]
 # `import cystore` must not import these: the extras' packages.
 HEAVY = ("celery", "kombu", "redis", "pyspark", "pyarrow", "rich", "hypothesis", "crc32c", "Cython")
+
+
+@cache
+def all_imports() -> list[Import]:
+    """Every import of our modules. Not at the collection, which each process of pytest repeats."""
+    return sorted({found for path in SOURCES for found in imports(path, MODULES)})
+
+
+def our_imports() -> list[Import]:
+    return [found for found in all_imports() if found.imported.split(".")[0] in PACKAGES]
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -36,7 +45,7 @@ def _points_up(found: Import) -> bool:
 def test_imports_only_point_down():
     wrong = [
         f"{i.importer}:{i.line} imports {i.imported}, which is in a higher layer"
-        for i in OURS
+        for i in our_imports()
         if _points_up(i)
     ]
     assert not wrong, "\n".join(wrong)
@@ -50,7 +59,7 @@ def test_an_import_that_points_up_is_seen():
 def test_no_imports_lead_in_a_circle():
     """Naming a package inside it (`from cystore.system import files`) counts as naming the module, not the package."""
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
-    for found in OURS:
+    for found in our_imports():
         inside = found.importer.startswith(found.imported + ".")
         if not found.typing_only and not inside:
             graph[found.importer].add(found.imported)
@@ -62,7 +71,9 @@ def test_no_imports_lead_in_a_circle():
 
 def test_the_library_does_not_import_what_is_around_it():
     outside = {"tests", "tools", "benchmarks"}
-    wrong = [i for i in IMPORTS if i.importer.startswith("cystore") and i.imported.split(".")[0] in outside]
+    wrong = [
+        i for i in all_imports() if i.importer.startswith("cystore") and i.imported.split(".")[0] in outside
+    ]
     assert not wrong
 
 
@@ -71,7 +82,8 @@ def test_no_module_is_dead():
     `python -m`."""
     project = (ROOT / "pyproject.toml").read_text()
     texts = [path.read_text() for path in SOURCES]
-    imported = {found.imported for found in OURS} | {part for i in OURS for part in _parents(i.imported)}
+    imported = {found.imported for found in our_imports()}
+    imported |= {part for module in imported for part in _parents(module)}
     entered = {module for module in MODULES if module.endswith("__main__") or f'"{module}:' in project}
     named = {module for module in MODULES if any(f'"{module}"' in text for text in texts)}
     named |= {part for module in named for part in _parents(module)}
