@@ -13,6 +13,7 @@ from cystore.ha import service
 from cystore.ha.status import read_status
 from tests.support.ha.ha_pair import (
     check_equal,
+    clean_segments,
     every,
     fill,
     free_port,
@@ -80,7 +81,7 @@ def test_a_slave_follows_from_the_first_record_on(tmp_path, port):
 def test_an_empty_slave_begins_where_a_cleaned_master_does(tmp_path, port):
     with cystore.open(tmp_path / "master", **masters(port, file_reserved_time_h=0)) as master:
         fill(master, 300)
-        assert master.clean().segments > 2
+        clean_segments(master, 3)
         begin = master.stats()["min_physical_offset"]
         with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
             wait_log(slave, wrote(master))
@@ -255,7 +256,7 @@ def test_a_slave_cleans_what_its_master_delivered(tmp_path, port):
         until(lambda: len(every(master, "D", 0, 0)) == 5)
         fill(master, 300)
         wait_log(slave, wrote(master))
-        assert slave.clean().segments > 2
+        clean_segments(slave, 3)
 
 
 def test_a_slave_has_the_light_queues_of_its_master(tmp_path, port):

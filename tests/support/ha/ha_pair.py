@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.support.small_stores import SETTINGS
+from tests.support.small_stores import LOG_BYTES, SETTINGS
 
 TIMEOUT_S = 30.0
 SLICE_S = 0.01
@@ -96,6 +96,11 @@ def wait_log(store: cystore.MessageStore, position: int) -> None:
 
 def wrote(store: cystore.MessageStore) -> int:
     return int(store.stats()["wrote"])
+
+
+def clean_segments(store: cystore.MessageStore, count: int) -> None:
+    """Returns when so many segments of a log that began at 0 are gone. The store's own service may clean first."""
+    until(lambda: store.clean() and store.stats()["min_physical_offset"] >= count * LOG_BYTES)
 
 
 def log_bytes(path: Path, begin: int, end: int) -> bytes:
