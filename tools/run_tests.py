@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,6 +136,29 @@ def _environment(group: Group, *, everything: bool, seed: int) -> dict[str, str]
     return env
 
 
+def compile_tests(groups: Iterable[Group]) -> None:
+    """Compiles the groups' tests, each file once. The workers of a group begin together, and each would compile every
+    file."""
+    files = sorted({str(path) for group in groups for path in _test_files(group)})
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only"]
+    env = {**os.environ, "CI": ""}  # the groups report what cannot be collected
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    parts = [files[n::CORES] for n in range(CORES) if files[n::CORES]]
+    running = [
+        subprocess.Popen(ends_with_us([*command, *part]), cwd=ROOT, env=env, **quiet) for part in parts
+    ]
+    for process in running:
+        process.wait(SETUP_BUDGET_S)
+
+
+def _test_files(group: Group) -> Iterator[Path]:
+    for folder in group.paths:
+        for path in (ROOT / folder).rglob("test_*.py"):
+            if not any(path.is_relative_to(ROOT / left_out) for left_out in group.without):
+                yield path
+
+
 def _pytest(group: Group, report: Path, env: dict[str, str], *, everything: bool) -> int:
     """Runs the group's tests and gives pytest's exit code; 1 for a group that hangs."""
     markers = group.markers if everything else f"({group.markers}) and not slow"
@@ -237,15 +261,16 @@ def main(arguments: list[str]) -> int:
     if unknown:
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
     RESULTS.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    chosen = [group for group in GROUPS if not options.groups or group.slug in options.groups]
+    compile_tests(group for group in chosen if group.workers > 1 and not group.variant)
+    setup_s = options.setup_seconds + int(time.monotonic() - begin)
     seed = int(os.environ.get("CYSTORE_SEED") or seed_of_this_version())
     outcomes = []
-    for group in GROUPS:
-        if not options.groups or group.slug in options.groups:
-            print(f"\n== {group.name}", flush=True)
-            outcomes.append(run(group, everything=options.all, seed=seed))
-    print(
-        f"\n{table(outcomes, everything=options.all, setup_s=options.setup_seconds)}\nseed: CYSTORE_SEED={seed}"
-    )
+    for group in chosen:
+        print(f"\n== {group.name}", flush=True)
+        outcomes.append(run(group, everything=options.all, seed=seed))
+    print(f"\n{table(outcomes, everything=options.all, setup_s=setup_s)}\nseed: CYSTORE_SEED={seed}")
     print(f"==== {last_line(outcomes)} ====")
     good = all(outcome.good for outcome in outcomes) and any(outcome.passed for outcome in outcomes)
     return 0 if good else 1

@@ -139,6 +139,18 @@ def test_no_process_of_a_group_compiles_what_another_one_compiled(tmp_path, monk
     assert list((tmp_path / "__pycache__").glob("needed.*.pyc"))
 
 
+def test_the_tests_are_compiled_before_the_groups(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for name in "abc":
+        (tmp_path / f"test_{name}.py").write_text("def test_a(): pass")
+    run_tests.compile_tests([run_tests.Group("three", 10, "", paths=(str(tmp_path),))])
+    assert sorted(path.name.split(".")[0] for path in (tmp_path / "__pycache__").iterdir()) == [
+        "test_a",
+        "test_b",
+        "test_c",
+    ]
+
+
 def test_a_group_beyond_its_budget_is_reported():
     group = run_tests.Group("slow one", 10, "")
     text = run_tests.table([run_tests.Outcome(group, 11.0, 0, tests=3)], everything=False, setup_s=0)
