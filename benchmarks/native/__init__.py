@@ -43,7 +43,7 @@ def library() -> ctypes.CDLL:
     loaded.time_steps.argtypes = [number]
     loaded.checksum_pieces.argtypes = [pointer, pointer, number, pointer]
     loaded.lock_and_unlock.argtypes = [number]
-    loaded.load_at_random.argtypes = [pointer, pointer, pointer, number, number]
+    loaded.load_at_random.argtypes = [*[pointer] * 4, number, number]
     loaded.choose_kernel()
     return loaded
 

@@ -39,6 +39,7 @@ FEW_MESSAGES = 100_000
 RECORD_BYTES = 180  # about the length of a record
 SLOTS_BYTES, ENTRY_BYTES = 20_000_000, 20  # of an index file; an entry of a queue has as many bytes
 LINE_BYTES = 64  # of the processor's caches
+TABLE_BYTES = 256  # of a queue in the control block
 BATCH, QUEUE_BATCH = 32, 8  # messages of a get; the smallest of many queues has ten
 SEGMENT_BYTES = 1 << 20
 SEGMENTS_AHEAD_BYTES = 8 << 20  # more than the puts that are measured
@@ -98,26 +99,43 @@ def measure(store: cystore.MessageStore, count: int, queues: int, batch: int = B
     return found
 
 
-def loads(folder: Path, messages: int) -> dict[str, float]:
-    """ns of processor time for the loads of one get and of one query, alone, from a file as large as the part of the
-    store that they read. Its pages are as small as those of the store."""
-    entries, records = messages * ENTRY_BYTES, messages * RECORD_BYTES
-    slots = min(messages * LINE_BYTES, SLOTS_BYTES)
-    chains = (  # bytes of a part of the store, and bytes that are loaded there together
-        ((entries, BATCH * ENTRY_BYTES), (records, BATCH * RECORD_BYTES)),
-        ((slots, 4), (entries, ENTRY_BYTES), (records, RECORD_BYTES)),
-    )
+# A part of a store: its bytes, the bytes that are loaded at one place, and the number of such places.
+Part = tuple[int, int, int]
+
+
+def load_ns(folder: Path, *chains: tuple[Part, ...]) -> list[float]:
+    """ns of processor time for the loads of each chain, from a file as large as its parts together. Its pages are as
+    small as those of the store."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, slots + entries + records)
+        os.posix_fallocate(file.fileno(), 0, max(sum(part for part, _, _ in chain) for chain in chains))
         mapped = mmap.mmap(file.fileno(), 0)
     mapped.madvise(mmap.MADV_RANDOM)
     sum(memoryview(mapped)[:: mmap.PAGESIZE])  # brings every page in
-    found, begin = {}, ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-    for name, chain in zip(FLOORS, chains, strict=True):
-        parts, runs = ((ctypes.c_int64 * len(chain))(*sizes) for sizes in zip(*chain, strict=True))
-        native.library().load_at_random(begin, parts, runs, len(chain), LOADS)
-        found[name] = native.library().load_at_random(begin, parts, runs, len(chain), LOADS) / LOADS
+    found, begin = [], ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    for chain in chains:
+        columns = [(ctypes.c_int64 * len(chain))(*numbers) for numbers in zip(*chain, strict=True)]
+        native.library().load_at_random(begin, *columns, len(chain), LOADS)
+        found.append(native.library().load_at_random(begin, *columns, len(chain), LOADS) / LOADS)
     return found
+
+
+def loads(folder: Path, messages: int) -> dict[str, float]:
+    """ns for the loads of one get and of one query."""
+    entries, records = messages * ENTRY_BYTES, messages * RECORD_BYTES
+    slots = min(messages * LINE_BYTES, SLOTS_BYTES)
+    get = (entries, BATCH * ENTRY_BYTES, 1), (records, BATCH * RECORD_BYTES, 1)
+    query = (slots, 4, 1), (entries, ENTRY_BYTES, 1), (records, RECORD_BYTES, 1)
+    return dict(zip(FLOORS, load_ns(folder, get, query), strict=True))
+
+
+def queue_loads(folder: Path, queues: int) -> dict[str, float]:
+    """ns for the loads of one get from a store of many queues: the queue's line in the table, its entries, and records
+    that lie together only if there is one queue."""
+    records = FEW_MESSAGES * RECORD_BYTES
+    apart = (QUEUE_BATCH * RECORD_BYTES, 1) if queues == 1 else (RECORD_BYTES, QUEUE_BATCH)
+    pages = max(-(-FEW_MESSAGES * ENTRY_BYTES // queues // mmap.PAGESIZE), 1) * mmap.PAGESIZE
+    chain = (queues * TABLE_BYTES, LINE_BYTES, 1), (queues * pages, QUEUE_BATCH * ENTRY_BYTES, 1), (records, *apart)
+    return dict(zip(FLOORS, load_ns(folder, chain), strict=False))
 
 
 def single_calls(call: Callable[[int], object], count: int, name: str) -> list[int]:
@@ -166,7 +184,8 @@ def by_messages(folder: Path, upto: int) -> dict[str, Any]:
 def by_queues(folder: Path, queues: int) -> dict[str, Any]:
     with open_store(folder) as store:
         fill(store, 0, FEW_MESSAGES, queues)
-        return {"x": queues, **measure(store, FEW_MESSAGES, queues, QUEUE_BATCH)}
+        measured = measure(store, FEW_MESSAGES, queues, QUEUE_BATCH)
+        return {"x": queues, **measured, **queue_loads(folder.parent, queues)}
 
 
 def by_segments(folder: Path, segments: int) -> dict[str, Any]:

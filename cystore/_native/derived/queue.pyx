@@ -28,8 +28,7 @@ from cystore._native.record.record cimport java_hash
 from cystore._native.record.record_read cimport record_at, record_intact
 from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view, same_text
 from cystore._native.record.window cimport (
-    LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, log_window, record_expired, window_bytes,
-    window_prefetch
+    LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_bytes, window_prefetch
 )
 from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
 from cystore.errors import CorruptRecordError, MessageIllegalError
@@ -321,7 +320,7 @@ cdef int _select(selection* s, LogWindow window, MappedFile file, predicate, Uni
                                                                True)) else ANSWER_LEAVE
         elif status == SELECT_NEED_UNITS:
             units.need(&s.units, s.wanted)
-        elif status == SELECT_NEED_SEGMENT and not (s.found and window.c.count == WINDOW_SEGMENTS):
+        elif status == SELECT_NEED_SEGMENT and not (s.found and window.is_full(s.wanted)):
             window.need(s.wanted)
         elif status == SELECT_DAMAGED and s.found == 0 and not (s.at and (s.program != NULL or s.asks)):
             # Damage behind messages that a filter refused ends the batch; the next batch begins with the damage.
@@ -414,7 +413,6 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
     s.passed = -1
     selection_room(&s, window)
     window.move(minimum, wrote)
-    window.make_room()
     _select(&s, window, file, predicate, units)
     found = selected_records(&s) if raw else selected_messages(&s, window)
     return found, s.at, s.missing, selection_behind(&s, &window.c)

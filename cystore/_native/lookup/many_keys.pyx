@@ -23,7 +23,7 @@ from cystore._native.lookup.key_reader cimport QueryResult, view_index
 from cystore._native.record.argument_checks cimport exact_text
 from cystore._native.record.message cimport Message, found_message, viewed_message
 from cystore._native.record.record_view cimport record_view
-from cystore._native.record.window cimport LogWindow, log_window
+from cystore._native.record.window cimport LogWindow, log_window, window_address
 
 from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError
 
@@ -62,15 +62,9 @@ cdef struct lookups:
 cdef inline const uint8_t* _address(const log_window* window, int64_t offset) noexcept nogil:
     """Where a record is in memory; NULL if the window does not have it. NULL also beside holes: their bytes may be
     unreadable."""
-    cdef int i = window.latest
-    if window.hole_count or not window.minimum <= offset < window.wrote:
+    if window.hole_count:
         return NULL
-    if i < window.count and window.segments[i].base <= offset < window.segments[i].end:
-        return window.segments[i].address + (offset - window.segments[i].base)
-    for i in range(window.count):
-        if window.segments[i].base <= offset < window.segments[i].end:
-            return window.segments[i].address + (offset - window.segments[i].base)
-    return NULL
+    return window_address(window, offset)
 
 
 cdef inline void _fetch(const uint8_t** places, int count) noexcept nogil:

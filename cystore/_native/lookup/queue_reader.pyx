@@ -39,7 +39,7 @@ from cystore._native.lookup.tail_table cimport TailTable
 from cystore._native.record.message cimport Message, found_message
 from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_OK, record_view
-from cystore._native.record.window cimport LogWindow, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, log_window, window_record
+from cystore._native.record.window cimport LogWindow, WINDOW_NEED_SEGMENT, log_window, window_record
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.results import GetStatus
 
@@ -299,7 +299,6 @@ cdef class QueueReader:
         seq = self.manifest_seq
         selection_room(&c.select, window)
         window.move(c.log_minimum, load_i64(&block.wrote))
-        window.make_room()
         c.turn = NULL
         c.wrote = 0
         c.has_tail = self.tail is not None
@@ -319,7 +318,7 @@ cdef class QueueReader:
                 file = self.file_at(&c, slot)
                 if file is None:
                     return None
-            elif c.select.found and window.c.count == WINDOW_SEGMENTS:
+            elif c.select.found and window.is_full(c.select.wanted):
                 break  # one more segment would evict another
             else:
                 try:

@@ -15,7 +15,8 @@ cdef extern from "wallclock.h" nogil:
     int64_t store_clock_at(control_block* block, int64_t wall, int64_t boot, bint looks)
 
 cdef enum:
-    WINDOW_SEGMENTS = 64
+    WINDOW_PARTS = 64           # the most places of a window whose files have different lengths
+    WINDOW_SEGMENTS = 16384     # the most places of any other window
 
 cdef enum WindowStatus:         # beside RecordStatus
     WINDOW_GONE = 16            # below the log's minimum, or in a hole
@@ -28,10 +29,15 @@ cdef struct segment_view:
     const uint8_t* address
 
 # The part of the commit log that a reader has at hand: [minimum, wrote) of the segments mapped here.
+#
+# Segments have one length, so the number of a segment, modulo the number of places, is its place: a window of any size
+# finds a segment at once. Parts of segments that are read with `pread` may be at any place.
 cdef struct log_window:
-    segment_view[WINDOW_SEGMENTS] segments
-    int count
+    segment_view* segments      # a free place has base and end 0
+    int room                    # places; a power of two
+    int count                   # taken places
     int latest                  # place of the segment that was used last
+    int64_t segment_bytes       # 0: any file may be at any place
     int64_t minimum
     int64_t wrote
     const int64_t* holes        # begin and end of each, ascending
@@ -43,6 +49,9 @@ cdef int window_record(log_window* window, int64_t offset, record_view* v, const
 
 # The offset at which the log continues behind `at`, an offset with the status WINDOW_GONE.
 cdef int64_t window_behind(const log_window* window, int64_t at) noexcept nogil
+
+# Where a record is in memory; NULL if it is outside of the log, or the window does not have its segment.
+cdef const uint8_t* window_address(const log_window* window, int64_t offset) noexcept nogil
 
 # Prefetches the first cache lines of a record, if the window has its segment.
 cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nogil
@@ -60,21 +69,33 @@ cdef inline bint record_expired(const log_window* window, const record_view* v) 
         window.block, clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME), False)
 
 
+cdef class Drops:
+    cdef readonly int64_t count
+
+
 cdef class LogWindow:
     cdef log_window c
     cdef Control control        # None: no message expires
+    cdef Drops drops            # of the store's mappings; None: the segments are in no budget
+    cdef int64_t seen_drops
     cdef MappedFile keeps_block
-    cdef list files             # the MappedFile of each segment; these references keep the pointers valid
-    cdef list views             # a memoryview of each file: bodies of messages are parts of it
+    # By place: the MappedFile of each segment, whose references keep the pointers valid, and a memoryview of each file,
+    # of which the bodies of messages are parts. None: a free place.
+    cdef list files
+    cdef list views
     cdef object segment_for
     cdef int64_t* holes
-    cdef int oldest
+    cdef int oldest             # place that the next part replaces
     cdef int64_t* numbers       # scratch space of the call that has the window
     cdef int64_t numbers_room
     cdef int move(self, int64_t minimum, int64_t wrote) except -1
-    cdef int make_room(self) except -1
     cdef int need(self, int64_t offset) except -1
-    cdef int _set(self, int place, MappedFile file) except -1
+    # Whether `need` would replace a segment that the window has.
+    cdef bint is_full(self, int64_t offset) noexcept
+    cdef int _clear(self, int64_t below) except -1
+    cdef int _make_places(self, int room) except -1
+    cdef int _put(self, int place, MappedFile file, object view) except -1
+    cdef int _place_for(self, MappedFile file) except -1
     cdef int64_t* room(self, int64_t count) except NULL
     # Place of the segment of `offset`, -1 when the window does not have it.
     cdef int place_of(self, int64_t offset) noexcept

@@ -1,19 +1,22 @@
-"""The few commit log segments that a reader works on: kernels look records up here and ask for missing segments.
+"""The commit log segments that a reader works on: kernels look records up here and ask for missing segments.
 
 One window serves one call at a time; each reading call takes a window of its own, so no kernel runs on a mapping that
 another thread ends.
 """
 
 cimport cython
-from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.memoryview cimport PyMemoryView_FromObject
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint64_t
 
 from cystore._native.memory.atomics cimport prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.record_read cimport record_at
 from cystore._native.record.record_view cimport RECORD_OK, record_view
+
+cdef enum:
+    PLACES = 8      # of a new window
 
 
 cdef inline bint _in_hole(const log_window* window, int64_t offset) noexcept nogil:
@@ -29,16 +32,43 @@ cdef inline bint _in_hole(const log_window* window, int64_t offset) noexcept nog
     return low < window.hole_count and window.holes[2 * low] <= offset
 
 
+cdef inline bint _has(const log_window* window, int place, int64_t offset) noexcept nogil:
+    return window.segments[place].base <= offset < window.segments[place].end
+
+
+cdef inline int _home(const log_window* window, int64_t offset) noexcept nogil:
+    """The only place where the segment of an offset may be, if segments have one length."""
+    return <int>(<uint64_t>offset // <uint64_t>window.segment_bytes & <uint64_t>(window.room - 1))
+
+
+cdef inline bint _always_together(const log_window* window, int place, int64_t offset) noexcept nogil:
+    """Whether a segment is at that place whose place is that of the offset's segment in the largest window, too."""
+    cdef int64_t bytes = window.segment_bytes
+    return window.segments[place].end != 0 \
+        and (offset // bytes - window.segments[place].base // bytes) % <int64_t>WINDOW_SEGMENTS == 0
+
+
+cdef inline int _place(const log_window* window, int64_t offset) noexcept nogil:
+    """Place of the segment that holds the offset; -1 when the window does not have it."""
+    cdef int i = window.latest
+    if _has(window, i, offset):
+        return i
+    if window.segment_bytes:
+        i = _home(window, offset)
+        return i if _has(window, i, offset) else -1
+    for i in range(window.room):
+        if _has(window, i, offset):
+            return i
+    return -1
+
+
 cdef inline bint _find(log_window* window, int64_t offset) noexcept nogil:
     """Makes the segment that holds the offset the latest; False when the window does not have it."""
-    cdef int i = window.latest
-    if i < window.count and window.segments[i].base <= offset < window.segments[i].end:
-        return True
-    for i in range(window.count):
-        if window.segments[i].base <= offset < window.segments[i].end:
-            window.latest = i
-            return True
-    return False
+    cdef int place = _place(window, offset)
+    if place < 0:
+        return False
+    window.latest = place
+    return True
 
 
 cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, size_t* available) noexcept nogil:
@@ -81,31 +111,53 @@ cdef int64_t window_behind(const log_window* window, int64_t at) noexcept nogil:
     return at + 1
 
 
-cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nogil:
-    cdef const uint8_t* at
-    cdef int i
+cdef const uint8_t* window_address(const log_window* window, int64_t offset) noexcept nogil:
+    cdef int place
     if not window.minimum <= offset < window.wrote:
-        return
-    for i in range(window.count):
-        if window.segments[i].base <= offset < window.segments[i].end:
-            at = window.segments[i].address + (offset - window.segments[i].base)
-            prefetch_for_read(at)
-            prefetch_for_read(at + 64)
-            prefetch_for_read(at + 128)
-            prefetch_for_read(at + 192)
-            return
+        return NULL
+    place = _place(window, offset)
+    if place < 0:
+        return NULL
+    return window.segments[place].address + (offset - window.segments[place].base)
+
+
+cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nogil:
+    cdef const uint8_t* at = window_address(window, offset)
+    if at != NULL:
+        prefetch_for_read(at)
+        prefetch_for_read(at + 64)
+        prefetch_for_read(at + 128)
+        prefetch_for_read(at + 192)
+
+
+@cython.final
+cdef class Drops:
+    """How often a store's budget dropped mappings: then windows let go of them, too."""
+
+    def dropped(self):
+        """Counts once more."""
+        self.count += 1
 
 
 @cython.final
 cdef class LogWindow:
     """Segments of one commit log; `segment_for(physical_offset)` maps one more, `holes` are (begin, end), ascending.
-    Messages expire by the clock of `control`; without it no message expires."""
+    Messages expire by the clock of `control`; without it no message expires.
 
-    def __cinit__(self, segment_for not None, holes=(), Control control=None):
+    `segment_bytes`: the length of each segment. The window keeps all segments that it was asked for, up to
+    WINDOW_SEGMENTS, until `drops` counts: then it keeps them only if they are few. Without a length (0) the window
+    keeps the last WINDOW_PARTS files, which may be parts of segments.
+    """
+
+    def __cinit__(self, segment_for not None, holes=(), Control control=None, int64_t segment_bytes=0,
+                  Drops drops=None):
         cdef int i
-        self.segment_for, self.control = segment_for, control
+        self.segment_for, self.control, self.drops = segment_for, control, drops
+        self.seen_drops = 0 if drops is None else drops.count
+        self.c.segment_bytes = max(segment_bytes, 0)
         self.files = []
         self.views = []
+        self._make_places(PLACES)
         self.holes = <int64_t*>PyMem_Malloc(max(len(holes), 1) * 2 * sizeof(int64_t))
         if self.holes == NULL:
             raise MemoryError
@@ -118,6 +170,7 @@ cdef class LogWindow:
     def __dealloc__(self):
         PyMem_Free(self.numbers)
         PyMem_Free(self.holes)
+        PyMem_Free(self.c.segments)
 
     cdef int64_t* room(self, int64_t count) except NULL:
         """Scratch space for that many numbers, until the next call."""
@@ -131,15 +184,17 @@ cdef class LogWindow:
         return self.numbers
 
     cdef int move(self, int64_t minimum, int64_t wrote) except -1:
-        """Takes over the log's bounds, and drops segments below its minimum (they may be unlinked)."""
-        cdef int i
-        if self.c.minimum != minimum:
-            self.files = [file for file in self.files if file.end > minimum]
-            self.views = [memoryview(file) for file in self.files]
-            self.c.count = <int>len(self.files)
-            self.c.latest = self.oldest = 0
-            for i in range(self.c.count):
-                self._set(i, self.files[i])
+        """Begins a call: takes over the log's bounds, and drops segments below its minimum (they may be unlinked).
+
+        It drops all, if they are more than half of WINDOW_PARTS, when the store's budget dropped mappings since the
+        last call. So it does with parts of segments: then a batch keeps all of its parts, even if its records are
+        spread over many."""
+        cdef int64_t drops = 0 if self.drops is None else self.drops.count
+        if self.c.count > WINDOW_PARTS // 2 and (self.c.segment_bytes == 0 or drops != self.seen_drops):
+            self._clear(INT64_MAX)
+        elif self.c.minimum != minimum:
+            self._clear(minimum)
+        self.seen_drops = drops
         self.c.minimum = minimum
         self.c.wrote = wrote
         if self.control is not None:
@@ -147,36 +202,76 @@ cdef class LogWindow:
             self.c.block = self.control.block
         return 0
 
-    cdef int make_room(self) except -1:
-        """Drops all segments when more than half of the places are taken. Then a batch keeps all of its segments, even
-        if its records are spread over many."""
-        if self.c.count > WINDOW_SEGMENTS // 2:
-            self.files = []
-            self.views = []
-            self.c.count = self.c.latest = self.oldest = 0
+    cdef int _clear(self, int64_t below) except -1:
+        """Frees the places of segments that end at or below an offset."""
+        cdef int i
+        for i in range(self.c.room):
+            if self.files[i] is not None and self.c.segments[i].end <= below:
+                self.c.segments[i].base = self.c.segments[i].end = 0
+                self.c.segments[i].address = NULL
+                self.c.count -= 1
+                self.files[i] = self.views[i] = None
         return 0
 
-    cdef int _set(self, int place, MappedFile file) except -1:
+    cdef int _make_places(self, int room) except -1:
+        """More places; each segment moves to its new one."""
+        cdef list files = self.files, views = self.views
+        cdef int i, place, count = <int>len(files)
+        cdef segment_view* segments = <segment_view*>PyMem_Calloc(room, sizeof(segment_view))
+        if segments == NULL:
+            raise MemoryError
+        PyMem_Free(self.c.segments)
+        self.c.segments = segments
+        self.c.room = room
+        self.c.count = self.c.latest = 0
+        self.files, self.views = [None] * room, [None] * room
+        for i in range(count):
+            if files[i] is not None:
+                place = _home(&self.c, (<MappedFile>files[i]).base) if self.c.segment_bytes else i
+                self._put(place, <MappedFile>files[i], views[i])
+        return 0
+
+    cdef int _put(self, int place, MappedFile file, object view) except -1:
+        self.c.count += self.files[place] is None
+        self.files[place], self.views[place] = file, view
         self.c.segments[place].base = file.base
         self.c.segments[place].end = file.base + file.length
         self.c.segments[place].address = file.address
         return 0
 
+    cdef int _place_for(self, MappedFile file) except -1:
+        """The place of one more file, which may be that of another one, if there may not be more places."""
+        cdef int i
+        if self.c.segment_bytes and (file.length != self.c.segment_bytes or file.base % self.c.segment_bytes):
+            self.c.segment_bytes = 0  # the files that are here stay
+        if self.c.segment_bytes:
+            while True:
+                i = _home(&self.c, file.base)
+                if self.files[i] is None or _always_together(&self.c, i, file.base):
+                    return i
+                self._make_places(2 * self.c.room)
+        for i in range(self.c.room):
+            if self.files[i] is None:
+                return i
+        if self.c.room < WINDOW_PARTS:
+            i = self.c.room
+            self._make_places(2 * i)
+            return i
+        i = self.oldest & self.c.room - 1
+        self.oldest = i + 1
+        return i
+
+    cdef bint is_full(self, int64_t offset) noexcept:
+        if self.c.segment_bytes:
+            return _always_together(&self.c, _home(&self.c, offset), offset)
+        return self.c.room >= WINDOW_PARTS and self.c.count == self.c.room
+
     cdef int need(self, int64_t offset) except -1:
-        """Adds the segment of `offset`; when all places are taken, it replaces the oldest segment. Raises the errors of
+        """Adds the segment of `offset`. It replaces another one if the window is full. Raises the errors of
         `segment_for`."""
         cdef MappedFile file = self.segment_for(offset)
         cdef object view = PyMemoryView_FromObject(file)
-        cdef int place = self.c.count
-        if place < WINDOW_SEGMENTS:
-            self.files.append(file)
-            self.views.append(view)
-            self.c.count += 1
-        else:
-            place = self.oldest
-            self.oldest = (place + 1) % WINDOW_SEGMENTS
-            self.files[place], self.views[place] = file, view
-        return self._set(place, file)
+        return self._put(self._place_for(file), file, view)
 
     cdef int place_of(self, int64_t offset) noexcept:
         return self.c.latest if _find(&self.c, offset) else -1

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.record.window import Drops
 from cystore.config import StoreConfig
 from cystore.system import files
 from cystore.system.threads import os_threads
@@ -42,6 +43,7 @@ class Mappings:
             OrderedDict()
         )
         self._bytes = 0
+        self.drops = Drops()
         self._lock = os_threads.RLock()
 
     @classmethod
@@ -96,6 +98,8 @@ class Mappings:
             if not needed(file):
                 gone.append(file)
                 self._forget(queue, base)
+        if gone:
+            self.drops.dropped()
         return gone
 
     def _fits(self) -> bool:
@@ -128,4 +132,5 @@ class Mappings:
         with self._lock:
             old = [key for key, (file, needed) in self._kept.items() if not needed(file)]
             gone = [self._forget(*key) for key in old[: (len(old) + 1) // 2]]
+            self.drops.dropped()
         return bool(gone)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.record.window import Drops
 from cystore._native.system import log_files
 from cystore.engine.files.mappings import Mappings
 from cystore.errors import StoreError, StoreFormatError, StoreResourceError
@@ -173,6 +174,11 @@ class MappedFileQueue:
                 whole.write(0, files.read_all(self.path(base)))
                 self._imagined[base] = whole
         return [base for base in bases if base not in odd]
+
+    @property
+    def drops(self) -> Drops:
+        """Counts when the budget of the mappings drops some."""
+        return self._mappings.drops
 
     def path(self, base: int) -> Path:
         """Path of the file that begins at `base`."""

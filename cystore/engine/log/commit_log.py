@@ -89,7 +89,11 @@ class CommitLog:
     def window(self, *, with_expired: bool = False) -> LogWindow:
         """A window in which the kernels look up records; one call at a time uses it."""
         return LogWindow(
-            self.segment_for, self.damaged_ranges.ranges(), None if with_expired else self.control
+            self.segment_for,
+            self.damaged_ranges.ranges(),
+            None if with_expired else self.control,
+            self.file_bytes if self.is_mapped else 0,
+            self.files.drops,
         )
 
     def segment_for(self, physical_offset: int) -> MappedFile:
