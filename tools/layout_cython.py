@@ -49,6 +49,8 @@ def pxd_text() -> str:
     for name, placed in (("queue_entry", layout.QUEUE_SLOT_FIELDS), ("control_block", layout.CONTROL_FIELDS)):
         out.append(f"    ctypedef struct {name}:")
         for shared, _ in placed:
+            if shared.type == "packed_mutex":  # reached by control_mutex (atomics.h) alone
+                continue
             array = f"[{shared.count}]" if shared.count > 1 else ""
             out.append(f"        {shared.type} {shared.name}{array}")
     return "\n".join(out) + "\n"

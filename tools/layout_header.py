@@ -123,8 +123,16 @@ def header_text() -> str:
         "    pthread_mutex_t mutex;",
         f"    uint8_t pad[{layout.MUTEX_BYTES}];",
         "} shared_mutex;",
+        "typedef union packed_mutex {",
+        "    pthread_mutex_t mutex;",
+        f"    uint8_t pad[{layout.PACKED_MUTEX_BYTES}];",
+        "} packed_mutex;",
     ]
-    out += [f'_Static_assert(sizeof(shared_mutex) == {layout.MUTEX_BYTES}, "shared_mutex");', ""]
+    out += [
+        f'_Static_assert(sizeof(shared_mutex) == {layout.MUTEX_BYTES}, "shared_mutex");',
+        f'_Static_assert(sizeof(packed_mutex) == {layout.PACKED_MUTEX_BYTES}, "packed_mutex");',
+        "",
+    ]
     out += _c_struct(
         "control_block",
         layout.CONTROL_FIELDS,

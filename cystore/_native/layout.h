@@ -71,7 +71,7 @@
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define FLAG_SLAVE 0x10 /* a slave: only what its master sends is appended */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x2b6f23df1ba59853ull
+#define LAYOUT_FINGERPRINT 0x800fffe2038f6bbull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -641,7 +641,12 @@ typedef union shared_mutex {
     pthread_mutex_t mutex;
     uint8_t pad[64];
 } shared_mutex;
+typedef union packed_mutex {
+    pthread_mutex_t mutex;
+    uint8_t pad[48];
+} packed_mutex;
 _Static_assert(sizeof(shared_mutex) == 64, "shared_mutex");
+_Static_assert(sizeof(packed_mutex) == 48, "packed_mutex");
 
 typedef struct control_block {
     uint64_t magic; /* attach: CYSTORE1; the first thing a later attacher looks at */
@@ -662,45 +667,43 @@ typedef struct control_block {
     uint32_t handover; /* operator: not 0: attached processes are asked to leave */
     char release[32]; /* attach: version of cystore that made the block */
     int64_t wrote; /* append: wrote position; its release store is the commit point of an append */
-    int64_t last_store_timestamp; /* append: ms; store timestamps never go back */
+    packed_mutex append_lock; /* append: the append lock, in the line that its owner needs first */
     uint32_t append_seq; /* append: futex word: changes with each append */
-    uint32_t queue_count; /* append: published queue slots */
+    uint32_t intent_active; /* append: 1 while [intent_from, intent_to) is being written */
+    int64_t intent_from; /* append:  */
+    int64_t intent_to; /* append:  */
+    int64_t last_store_timestamp; /* append: ms; store timestamps never go back */
     /* append: physical offset of the last record; stored after wrote, so its end is never past it */
     int64_t last_record;
     uint64_t put_count; /* append: messages appended since the first attach */
     uint64_t put_bytes; /* append: their record bytes */
-    uint64_t clock_clamps; /* append: puts whose clock was more than 60 s behind the last one */
     /* append: end of the log in the pool's buffers; a commit moves wrote up to it. Without a pool it is not used */
     int64_t appended;
-    uint32_t intent_active; /* append: 1 while [intent_from, intent_to) is being written */
-    uint32_t intent_owner; /* append: thread id, for reports */
-    int64_t intent_from; /* append:  */
-    int64_t intent_to; /* append:  */
     int64_t appended_record; /* append: physical offset of the last record below appended; stored after it */
-    uint32_t pooled; /* attach: 1: appends go to a pool of buffers (TransientStorePool) */
-    uint32_t pool_buffers; /* attach: buffers that the pool has */
-    uint8_t pad_0[24];
-    uint64_t put_latency[13]; /* append: puts by milliseconds taken, StoreStatsService's bounds */
+    /* append: puts by milliseconds taken, StoreStatsService's bounds; the first, of all the others, stays 0 */
+    uint64_t put_latency[13];
     int64_t put_time_max_ms; /* append: longest put */
-    uint8_t pad_1[16];
+    uint64_t clock_clamps; /* append: puts whose clock was more than 60 s behind the last one */
+    uint32_t queue_count; /* append: published queue slots */
+    uint32_t pooled; /* attach: 1: appends go to a pool of buffers (TransientStorePool) */
     /* atomic: futex word: 1 while a thread may sleep until the next append, which sets it to 0 and wakes all */
     uint32_t append_sleepers;
-    uint8_t pad_2[60];
+    uint8_t pad_0[60];
     uint32_t key_seq[64]; /* atomic: futex words: that of a key changes when the key is woken */
     uint32_t key_sleepers[64]; /* atomic: a bit for each key that a thread may wait for */
     int64_t flushed; /* flush: flushed position: everything below is durable */
     uint32_t flush_seq; /* flush: futex word: changes with each flush and each failure */
-    uint8_t pad_3[4];
+    uint8_t pad_1[4];
     int64_t queues_flushed_timestamp; /* sync: checkpoint's logics timestamp */
     int64_t index_flushed; /* sync: physical offset through which index entries are synced */
     int64_t flushed_ms; /* flush: monotonic time of the last flush of the log */
     int64_t checkpointed; /* flush: the flushed position when the checkpoint was synced last */
     int64_t checkpointed_ms; /* flush: monotonic time of that */
-    uint8_t pad_4[8];
+    uint8_t pad_2[8];
     int64_t queues_flushed_ms; /* sync: monotonic time of the last flush of queues and index */
     int64_t offsets_saved; /* clean: the log position that config/queueOffset.json has */
     int64_t offsets_saved_ms; /* clean: monotonic time when it was written */
-    uint8_t pad_5[40];
+    uint8_t pad_3[40];
     int64_t dispatched; /* dispatch: log position up to which queues and index are built */
     uint32_t dispatch_seq; /* dispatch: futex word: changes with each dispatch */
     uint32_t index_seq; /* dispatch: changes when an index file is made or removed */
@@ -708,21 +711,21 @@ typedef struct control_block {
     int64_t index_allocated; /* dispatch: bytes of the newest index file that are allocated */
     int64_t dispatched_timestamp; /* dispatch: store timestamp of the last dispatched record, ms */
     uint64_t dispatch_count; /* dispatch: records dispatched since the first attach */
-    uint8_t pad_6[16];
+    uint8_t pad_4[16];
     int64_t allocated; /* housekeeping: log position up to which space is allocated */
     int64_t min_physical_offset; /* clean: lowest readable log position; published before an unlink */
     uint32_t segment_seq; /* housekeeping: futex word: changes when allocated moves or a segment goes */
     uint32_t queue_capacity; /* housekeeping: queue slots whose memory is allocated */
     int64_t ready_base; /* housekeeping: base of the newest commit log file */
     int64_t followed; /* clean: the log's minimum that all queues and the index follow */
-    uint8_t pad_7[24];
+    uint8_t pad_5[24];
     int64_t delivered; /* deliver: log position up to which delivered messages are counted in their queues' delivered */
     uint32_t delivering; /* deliver: 1: there may be delivered messages behind it */
     uint32_t delay_level_count; /* attach: delay levels of this store */
     int64_t delivered_saved; /* deliver: the position that config/delayOffset.json has */
     int64_t delivered_saved_ms; /* deliver: monotonic time when it was written */
     int64_t delay_ms[64]; /* attach: of each level, 1 first */
-    uint8_t pad_8[32];
+    uint8_t pad_6[32];
     int64_t clock_offset_ms; /* clock: the store's clock is CLOCK_BOOTTIME and so much */
     int64_t clock_seen_ms; /* clock: the same for a wall clock that jumped and is not believed yet, 0: none */
     int64_t clock_seen_since_ms; /* clock: CLOCK_BOOTTIME when that was seen first */
@@ -738,7 +741,8 @@ typedef struct control_block {
     uint32_t turns_over_budget; /* atomic: turns under a lock that took longer than they should */
     uint64_t guard; /* attach: static guard, ~magic */
     int64_t manifest_seq; /* manifest: sequence number of the newest durable manifest */
-    uint8_t pad_9[32];
+    uint32_t pool_buffers; /* attach: buffers that the pool has */
+    uint8_t pad_7[28];
     /* duty: a cache line for each of DUTIES: highest token, end of the lease, last run (DUTY_WORDS) */
     int64_t duties[64];
     int64_t replicated; /* ha: highest log position that a slave has reported */
@@ -750,21 +754,21 @@ typedef struct control_block {
     /* ha: CLOCK_BOOTTIME when the lease of that epoch ends, less a margin; replicated puts are refused from then on */
     int64_t lease_until_ms;
     int64_t confirmed; /* ha: no failover takes back what is below this log position */
-    uint8_t pad_10[16];
+    uint8_t pad_8[16];
     uint64_t put_failed; /* atomic: calls of put whose append was refused or ended in an error */
     uint64_t put_slow; /* atomic: puts that took longer than SLOW_PUT_MS */
     uint64_t room_requests; /* atomic: puts that had to wait for room in the log */
     uint64_t room_wait_ms; /* atomic: how long they waited, all together */
     int64_t room_wait_max_ms; /* atomic: the longest of these waits */
     uint64_t files_made; /* atomic: files of the log that were made */
-    uint8_t pad_11[16];
+    uint8_t pad_9[16];
     /* atomic: gets by milliseconds taken, the bounds of put_latency; readers add what they counted now and then */
     uint64_t get_latency[13];
     int64_t get_time_max_ms; /* atomic: longest get */
     uint64_t get_found; /* atomic: gets that found messages */
     uint64_t get_messages; /* atomic: the messages that they found */
     uint64_t query_count; /* atomic: queries by key */
-    uint8_t pad_12[56];
+    uint8_t pad_10[56];
     shared_mutex locks[16];
 } control_block;
 _Static_assert(offsetof(control_block, magic) == 0, "control_block.magic");
@@ -785,23 +789,22 @@ _Static_assert(offsetof(control_block, layout_version) == 152, "control_block.la
 _Static_assert(offsetof(control_block, handover) == 156, "control_block.handover");
 _Static_assert(offsetof(control_block, release) == 160, "control_block.release");
 _Static_assert(offsetof(control_block, wrote) == 192, "control_block.wrote");
-_Static_assert(offsetof(control_block, last_store_timestamp) == 200, "control_block.last_store_timestamp");
-_Static_assert(offsetof(control_block, append_seq) == 208, "control_block.append_seq");
-_Static_assert(offsetof(control_block, queue_count) == 212, "control_block.queue_count");
-_Static_assert(offsetof(control_block, last_record) == 216, "control_block.last_record");
-_Static_assert(offsetof(control_block, put_count) == 224, "control_block.put_count");
-_Static_assert(offsetof(control_block, put_bytes) == 232, "control_block.put_bytes");
-_Static_assert(offsetof(control_block, clock_clamps) == 240, "control_block.clock_clamps");
-_Static_assert(offsetof(control_block, appended) == 248, "control_block.appended");
-_Static_assert(offsetof(control_block, intent_active) == 256, "control_block.intent_active");
-_Static_assert(offsetof(control_block, intent_owner) == 260, "control_block.intent_owner");
-_Static_assert(offsetof(control_block, intent_from) == 264, "control_block.intent_from");
-_Static_assert(offsetof(control_block, intent_to) == 272, "control_block.intent_to");
-_Static_assert(offsetof(control_block, appended_record) == 280, "control_block.appended_record");
-_Static_assert(offsetof(control_block, pooled) == 288, "control_block.pooled");
-_Static_assert(offsetof(control_block, pool_buffers) == 292, "control_block.pool_buffers");
+_Static_assert(offsetof(control_block, append_lock) == 200, "control_block.append_lock");
+_Static_assert(offsetof(control_block, append_seq) == 248, "control_block.append_seq");
+_Static_assert(offsetof(control_block, intent_active) == 252, "control_block.intent_active");
+_Static_assert(offsetof(control_block, intent_from) == 256, "control_block.intent_from");
+_Static_assert(offsetof(control_block, intent_to) == 264, "control_block.intent_to");
+_Static_assert(offsetof(control_block, last_store_timestamp) == 272, "control_block.last_store_timestamp");
+_Static_assert(offsetof(control_block, last_record) == 280, "control_block.last_record");
+_Static_assert(offsetof(control_block, put_count) == 288, "control_block.put_count");
+_Static_assert(offsetof(control_block, put_bytes) == 296, "control_block.put_bytes");
+_Static_assert(offsetof(control_block, appended) == 304, "control_block.appended");
+_Static_assert(offsetof(control_block, appended_record) == 312, "control_block.appended_record");
 _Static_assert(offsetof(control_block, put_latency) == 320, "control_block.put_latency");
 _Static_assert(offsetof(control_block, put_time_max_ms) == 424, "control_block.put_time_max_ms");
+_Static_assert(offsetof(control_block, clock_clamps) == 432, "control_block.clock_clamps");
+_Static_assert(offsetof(control_block, queue_count) == 440, "control_block.queue_count");
+_Static_assert(offsetof(control_block, pooled) == 444, "control_block.pooled");
 _Static_assert(offsetof(control_block, append_sleepers) == 448, "control_block.append_sleepers");
 _Static_assert(offsetof(control_block, key_seq) == 512, "control_block.key_seq");
 _Static_assert(offsetof(control_block, key_sleepers) == 768, "control_block.key_sleepers");
@@ -849,6 +852,7 @@ _Static_assert(offsetof(control_block, repair_due) == 1928, "control_block.repai
 _Static_assert(offsetof(control_block, turns_over_budget) == 1932, "control_block.turns_over_budget");
 _Static_assert(offsetof(control_block, guard) == 1936, "control_block.guard");
 _Static_assert(offsetof(control_block, manifest_seq) == 1944, "control_block.manifest_seq");
+_Static_assert(offsetof(control_block, pool_buffers) == 1952, "control_block.pool_buffers");
 _Static_assert(offsetof(control_block, duties) == 1984, "control_block.duties");
 _Static_assert(offsetof(control_block, replicated) == 2496, "control_block.replicated");
 _Static_assert(offsetof(control_block, replicas) == 2504, "control_block.replicas");

@@ -336,23 +336,21 @@ cdef extern from "layout.h" nogil:
         uint32_t handover
         char release[32]
         int64_t wrote
-        int64_t last_store_timestamp
         uint32_t append_seq
-        uint32_t queue_count
+        uint32_t intent_active
+        int64_t intent_from
+        int64_t intent_to
+        int64_t last_store_timestamp
         int64_t last_record
         uint64_t put_count
         uint64_t put_bytes
-        uint64_t clock_clamps
         int64_t appended
-        uint32_t intent_active
-        uint32_t intent_owner
-        int64_t intent_from
-        int64_t intent_to
         int64_t appended_record
-        uint32_t pooled
-        uint32_t pool_buffers
         uint64_t put_latency[13]
         int64_t put_time_max_ms
+        uint64_t clock_clamps
+        uint32_t queue_count
+        uint32_t pooled
         uint32_t append_sleepers
         uint32_t key_seq[64]
         uint32_t key_sleepers[64]
@@ -400,6 +398,7 @@ cdef extern from "layout.h" nogil:
         uint32_t turns_over_budget
         uint64_t guard
         int64_t manifest_seq
+        uint32_t pool_buffers
         int64_t duties[64]
         int64_t replicated
         uint32_t replicas

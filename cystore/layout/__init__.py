@@ -50,7 +50,17 @@ from cystore.layout.record import (
     RECORD_MAGIC_ROCKETMQ,
     RECORD_PARTS,
 )
-from cystore.layout.shapes import MUTEX_BYTES, TYPE_BYTES, Constants, DiskStruct, Field, Part, Shared
+from cystore.layout.shapes import (
+    CACHE_LINE_BYTES,
+    MUTEX_BYTES,
+    PACKED_MUTEX_BYTES,
+    TYPE_BYTES,
+    Constants,
+    DiskStruct,
+    Field,
+    Part,
+    Shared,
+)
 from cystore.layout.sys_flags import IN_QUEUE, NOT_IN_INDEX, takes_index_entry, takes_queue_offset
 from cystore.layout.topics import DISCARDED_TOPIC, HALF_TOPIC, LMQ_PREFIX, OP_TOPIC, SCHEDULE_TOPIC
 from cystore.layout.version import LAYOUT_VERSION, RELEASE
@@ -68,6 +78,7 @@ BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 
 __all__ = [
     "BLANK_SIZE_MIN",
+    "CACHE_LINE_BYTES",
     "CONSTANTS",
     "CONTROL_BUCKETS",
     "CONTROL_BUCKETS_AT",
@@ -100,6 +111,7 @@ __all__ = [
     "MUTEX_NAMES",
     "NOT_IN_INDEX",
     "OP_TOPIC",
+    "PACKED_MUTEX_BYTES",
     "PROPERTIES",
     "QUEUE_ENTRY",
     "QUEUE_SLOT_BYTES",

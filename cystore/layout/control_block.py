@@ -52,13 +52,22 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared("handover", "uint32_t", "operator", "not 0: attached processes are asked to leave"),
         Shared("release", "char", "attach", "version of cystore that made the block", 32),
     ),
+    # An append writes to the next two lines, to its queue's first line, and to the log: a hand-over from one process to
+    # another moves these lines.
     (
         Shared(
             "wrote", "int64_t", "append", "wrote position; its release store is the commit point of an append"
         ),
-        Shared("last_store_timestamp", "int64_t", "append", "ms; store timestamps never go back"),
+        Shared(
+            "append_lock", "packed_mutex", "append", "the append lock, in the line that its owner needs first"
+        ),
         Shared("append_seq", "uint32_t", "append", "futex word: changes with each append"),
-        Shared("queue_count", "uint32_t", "append", "published queue slots"),
+        Shared("intent_active", "uint32_t", "append", "1 while [intent_from, intent_to) is being written"),
+    ),
+    (
+        Shared("intent_from", "int64_t", "append", ""),
+        Shared("intent_to", "int64_t", "append", ""),
+        Shared("last_store_timestamp", "int64_t", "append", "ms; store timestamps never go back"),
         Shared(
             "last_record",
             "int64_t",
@@ -68,38 +77,32 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared("put_count", "uint64_t", "append", "messages appended since the first attach"),
         Shared("put_bytes", "uint64_t", "append", "their record bytes"),
         Shared(
-            "clock_clamps", "uint64_t", "append", "puts whose clock was more than 60 s behind the last one"
-        ),
-        Shared(
             "appended",
             "int64_t",
             "append",
             "end of the log in the pool's buffers; a commit moves wrote up to it. Without a pool it is not used",
         ),
-    ),
-    (
-        Shared("intent_active", "uint32_t", "append", "1 while [intent_from, intent_to) is being written"),
-        Shared("intent_owner", "uint32_t", "append", "thread id, for reports"),
-        Shared("intent_from", "int64_t", "append", ""),
-        Shared("intent_to", "int64_t", "append", ""),
         Shared(
             "appended_record",
             "int64_t",
             "append",
             "physical offset of the last record below appended; stored after it",
         ),
-        Shared("pooled", "uint32_t", "attach", "1: appends go to a pool of buffers (TransientStorePool)"),
-        Shared("pool_buffers", "uint32_t", "attach", "buffers that the pool has"),
     ),
     (
         Shared(
             "put_latency",
             "uint64_t",
             "append",
-            "puts by milliseconds taken, StoreStatsService's bounds",
+            "puts by milliseconds taken, StoreStatsService's bounds; the first, of all the others, stays 0",
             LATENCY_BUCKETS,
         ),
         Shared("put_time_max_ms", "int64_t", "append", "longest put"),
+        Shared(
+            "clock_clamps", "uint64_t", "append", "puts whose clock was more than 60 s behind the last one"
+        ),
+        Shared("queue_count", "uint32_t", "append", "published queue slots"),
+        Shared("pooled", "uint32_t", "attach", "1: appends go to a pool of buffers (TransientStorePool)"),
     ),
     (
         Shared(
@@ -225,6 +228,7 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         ),
         Shared("guard", "uint64_t", "attach", "static guard, ~magic"),
         Shared("manifest_seq", "int64_t", "manifest", "sequence number of the newest durable manifest"),
+        Shared("pool_buffers", "uint32_t", "attach", "buffers that the pool has"),
     ),
     (
         Shared(
@@ -285,6 +289,7 @@ FLAGS = {
     "FLAG_SLAVE": (16, "a slave: only what its master sends is appended"),
 }
 
+# Behind the fields each lock has a line. That of "append" is not used: `append_lock` stands beside `wrote`.
 CONTROL_FIELDS, CONTROL_LOCKS_AT = line_offsets(CONTROL_LINES)
 CONTROL_BYTES = CONTROL_LOCKS_AT + MUTEX_BYTES * len(MUTEX_NAMES)
 CONTROL_BUCKETS_AT = 4096

@@ -7,9 +7,20 @@ from typing import NamedTuple
 
 Constants = dict[str, tuple[int, str]]  # name: value, what it is
 
-TYPE_BYTES = {"int64_t": 8, "uint64_t": 8, "int32_t": 4, "uint32_t": 4, "char": 1, "uint8_t": 1}
 CACHE_LINE_BYTES = 64
 MUTEX_BYTES = 64
+# The largest pthread_mutex_t of the supported C libraries: of glibc on ARM64. It shares its cache line with words.
+PACKED_MUTEX_BYTES = 48
+TYPE_BYTES = {
+    "int64_t": 8,
+    "uint64_t": 8,
+    "int32_t": 4,
+    "uint32_t": 4,
+    "char": 1,
+    "uint8_t": 1,
+    "packed_mutex": PACKED_MUTEX_BYTES,
+}
+WORD_BYTES = 8  # no type needs a stricter alignment
 
 
 class Field(NamedTuple):
@@ -59,7 +70,8 @@ def line_offsets(
         at = -(-at // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
         for field in line:
             width = TYPE_BYTES[field.type]
-            at = -(-at // width) * width
+            alignment = min(width, WORD_BYTES)
+            at = -(-at // alignment) * alignment
             placed.append((field, at))
             at += width * field.count
     return placed, -(-at // CACHE_LINE_BYTES) * CACHE_LINE_BYTES

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-LAYOUT_VERSION = 6
+LAYOUT_VERSION = 7
 RELEASE = "0.1.0"

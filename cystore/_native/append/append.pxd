@@ -86,6 +86,12 @@ cdef inline void expect_next_records(const uint8_t* p) noexcept nogil:
     expect_write(p + AHEAD_BYTES, AHEAD_LINES * CACHE_LINE)
 
 
+cdef inline void expect_turn(control_block* block, const append_item* item) noexcept nogil:
+    """Prefetch, before the append lock is taken: if another process has appended since, its lines come all at once."""
+    prefetch_for_write(&block.intent_from)
+    prefetch_for_write(item.entry)
+
+
 # The steps of an append, in their order, under the append lock. docs/concurrency.md lists the state that a kill between
 # two of them leaves.
 
@@ -190,8 +196,7 @@ cdef inline void end_intent(control_block* block, uint64_t count, uint64_t size)
 cdef inline void count_latency(control_block* block, append_target* target, int64_t took_ms,
                                uint64_t count) noexcept nogil:
     if took_ms <= 0:
-        block.put_latency[0] += count
-        return
+        return  # `put_count` has counted them
     block.put_latency[latency_bucket(took_ms)] += count
     if took_ms > block.put_time_max_ms:
         block.put_time_max_ms = took_ms

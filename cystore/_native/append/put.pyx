@@ -9,7 +9,7 @@ from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
 from libc.string cimport memcmp, memcpy
 
-from cystore._native.append.append cimport APPEND_OK, append_one
+from cystore._native.append.append cimport APPEND_OK, append_one, expect_turn
 from cystore._native.append.arguments cimport (
     KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_python,
     known_callers, place_defaults, place_keywords
@@ -85,6 +85,7 @@ cdef inline int append_at_once(FastAppender self, append_item* item) noexcept:
     """Appends one message if the lock is free and there is room. The GIL keeps the segment mapped."""
     cdef control_block* block = self.target.block
     cdef int status
+    expect_turn(block, item)
     if not control_enter(block, LOCK_APPEND, True):
         return NOTHING_APPENDED
     status = append_one(block, &self.target, item)

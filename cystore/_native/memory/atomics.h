@@ -132,7 +132,10 @@ static inline int robust_owned_by_other_thread(const pthread_mutex_t *mutex) {
     int32_t owner = robust_owner(mutex);
     return owner != 0 && owner != (int32_t)syscall(SYS_gettid) && syscall(SYS_tgkill, getpid(), owner, 0) == 0;
 }
-static inline pthread_mutex_t *control_mutex(control_block *block, int which) { return &block->locks[which].mutex; }
+/* The append lock stands beside the words that its owner writes; each other lock has a cache line of its own. */
+static inline pthread_mutex_t *control_mutex(control_block *block, int which) {
+    return which == LOCK_APPEND ? &block->append_lock.mutex : &block->locks[which].mutex;
+}
 
 static inline int64_t clock_now_ms(void) {
     struct timespec now;

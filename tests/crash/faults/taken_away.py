@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore.layout import CONTROL_BYTES, CONTROL_LOCKS_AT, LOCK_NAMES
+from cystore.layout import CONTROL_BYTES, CONTROL_FIELDS, CONTROL_LOCKS_AT, LOCK_NAMES, TYPE_BYTES
 from tests.crash.matrix import Fault, Run
 from tests.support.processes.fork_server import ForkServer, environment
 from tests.support.processes.writer_group import WriterGroup, check_reopened
@@ -33,10 +33,13 @@ def replace(path: Path, rng: random.Random) -> None:
     os.replace(other, path)
 
 
-def overwrite(path: Path, rng: random.Random, length: int = 100) -> None:
-    """In place; never shorter, for that would end every process that has it mapped."""
+def overwrite(path: Path, rng: random.Random, length: int = 100, spared: range = range(0)) -> None:
+    """In place; never shorter, for that would end every process that has it mapped. The bytes `spared` stay."""
+    data = rng.choice([bytes(length), rng.randbytes(length)])
     with open(path, "r+b") as file:
-        file.write(rng.choice([bytes(length), rng.randbytes(length)]))
+        file.write(data[: spared.start])
+        file.seek(spared.stop)
+        file.write(data[spared.stop :])
 
 
 def overwrite_control(
@@ -49,7 +52,8 @@ def overwrite_control(
     """What all share but the locks, while everybody works; or the locks too, while nobody is inside of one or waits:
     what the C library does to a process over a broken mutex is not ours."""
     if rng.random() < 0.5:
-        overwrite(path, rng, CONTROL_LOCKS_AT)
+        (lock_at,) = (at for field, at in CONTROL_FIELDS if field.name == "append_lock")
+        overwrite(path, rng, CONTROL_LOCKS_AT, range(lock_at, lock_at + TYPE_BYTES["packed_mutex"]))
         return
     control = store._attached().control
     for _ in range(TRIES):

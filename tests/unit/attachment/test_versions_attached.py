@@ -18,6 +18,7 @@ from tests.support.small_stores import open_small
 pytestmark = pytest.mark.unsanitized  # about two builds, of which one is plain
 
 AT = {field.name: at for field, at in layout.CONTROL_FIELDS}
+ANOTHER = layout.LAYOUT_VERSION + 1
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def other(path):
         yield process
 
 
-def make_another_version(path, release=b"0.0.9", version=7):
+def make_another_version(path, release=b"0.0.9", version=ANOTHER):
     text = version.to_bytes(4, sys.byteorder) + bytes(4) + release.ljust(32, b"\0")
     file_ranges.write_at(path / "control", [(AT["fingerprint"], b"\x11" * 8), (AT["layout_version"], text)])
 
@@ -70,7 +71,7 @@ def test_the_error_names_both_versions_and_the_processes(path, other):
     with pytest.raises(StoreFormatError) as refused:
         open_small(path)
     text = str(refused.value)
-    assert "attached is cystore 0.0.9, layout 7 (1111111111111111)" in text
+    assert f"attached is cystore 0.0.9, layout {ANOTHER} (1111111111111111)" in text
     assert f"this is {OURS}" in text and str(layout.LAYOUT_VERSION) in str(OURS)
     assert f"Attached: {other.pid} {sys.executable}" in text
     assert f"cystore handover {path}" in text
@@ -92,7 +93,7 @@ def test_info_shows_versions_and_processes(path, other):
 def test_info_of_another_version_still_shows_the_files(path, other):
     make_another_version(path)
     found = json.loads(info(path, "--json"))
-    assert found["attached"]["release"] == "0.0.9" and found["attached"]["layout_version"] == 7
+    assert found["attached"]["release"] == "0.0.9" and found["attached"]["layout_version"] == ANOTHER
     assert [process["pid"] for process in found["attached"]["processes"]] == [other.pid]
     assert found["segments"] and found["positions"]["wrote"] > 0 and found["queues"][0]["next_offset"] == 1
     make_another_version(path, version=1)  # whose block does not tell its positions
