@@ -154,18 +154,36 @@ static inline int lock_looks_free(const pthread_mutex_t *mutex) {
 static inline int robust_trylock(pthread_mutex_t *mutex) {
     return free_lock_take(mutex) ? 0 : pthread_mutex_trylock(mutex);
 }
-/* Like robust_trylock, but spins for up to some 50 microseconds while another thread holds the mutex; an owner keeps it
- * for some 40 ns. A sleep in the kernel and the wake-up would take longer, and the owner would make the system call for
- * the wake-up. The pause doubles after each look. A look takes the mutex's cache line from the owner, and a hand-over
- * moves all lines that an append writes to. Between two looks the owner appends many times without these moves. */
-enum { SPIN_LOOKS = 10 };
+/* Waits for a mutex that another thread holds; for up to some SPIN_NS, without a sleep. An owner keeps it for some 40 ns,
+ * and a sleep in the kernel and the wake-up would take longer. Returns as robust_trylock.
+ *
+ * A hand-over moves all cache lines that an append writes to, one by one, and each move takes longer than the append.
+ * So a waiter first pauses for so long that the owner appends many times, and touches no line meanwhile. Then it looks
+ * several times in a row, because it may have looked while the owner was in the middle of an append. */
+enum { SPIN_NS = 60000, SPIN_PAUSE_NS = 8000, SPIN_LOOKS = 4 };
+static __attribute__((noinline, cold, unused)) int robust_trylock_after_pauses(pthread_mutex_t *mutex) {
+    const int64_t begin = monotonic_ns();
+    int64_t now = begin;
+    do {
+        /* Two waiters that began together do not look at the same moments. */
+        const int64_t until = now + SPIN_PAUSE_NS + (now & 1023);
+        do {
+            for (int pause = 0; pause < 8; pause++) CPU_PAUSE();
+            now = monotonic_ns();
+        } while (now < until);
+        for (int look = 0; look < SPIN_LOOKS; look++) {
+            if (lock_looks_free(mutex)) {
+                int status = robust_trylock(mutex);
+                if (status != EBUSY) return status;
+            }
+            CPU_PAUSE();
+        }
+    } while (now - begin < SPIN_NS);
+    return EBUSY;
+}
 static inline int robust_trylock_spinning(pthread_mutex_t *mutex) {
     int status = robust_trylock(mutex);
-    for (int look = 0; status == EBUSY && look < SPIN_LOOKS; look++) {
-        for (int pause = 1 << look; pause > 0; pause--) CPU_PAUSE();
-        if (lock_looks_free(mutex)) status = robust_trylock(mutex);
-    }
-    return status;
+    return status == EBUSY ? robust_trylock_after_pauses(mutex) : status;
 }
 /* Like pthread_mutex_unlock, for a mutex that robust_trylock or the C library has locked. */
 static inline int robust_unlock(pthread_mutex_t *mutex) {
