@@ -28,6 +28,8 @@ def library() -> ctypes.CDLL:
     functions = (
         loaded.copy_records,
         loaded.copy_together,
+        loaded.pass_line,
+        loaded.shared_log_bytes,
         loaded.shared_log_make,
         loaded.checksum_pieces,
         loaded.lock_and_unlock,
@@ -38,8 +40,10 @@ def library() -> ctypes.CDLL:
         function.restype = ctypes.c_int64
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.copy_records.argtypes = [pointer, number, pointer, pointer, number, number]
+    loaded.shared_log_bytes.argtypes = []
     loaded.shared_log_make.argtypes = [pointer]
     loaded.copy_together.argtypes = [pointer, pointer, number, pointer, *[number] * 4]
+    loaded.pass_line.argtypes = [pointer, number, number]
     loaded.time_steps.argtypes = [number]
     loaded.checksum_pieces.argtypes = [pointer, pointer, number, pointer]
     loaded.lock_and_unlock.argtypes = [number]

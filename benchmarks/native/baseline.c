@@ -49,26 +49,27 @@ int64_t lock_and_unlock(int64_t count) {
     return now_ns() - begin;
 }
 
-/* What processes that append at once share at least: a lock, and the place where the next record begins. Each lock has lines of its own,
-   and the fastest one has the place in its own line. */
+/* What processes that append at once share: a lock, and the place where the next record begins. Each lock has lines of its own, and has the
+   place in its own line where it can. The block and the queue are those of a store: an append writes to two lines of the block. */
 typedef struct shared_log {
-    pthread_mutex_t mutex;
-    __attribute__((aligned(64))) int64_t wrote;
+    control_block block;
+    __attribute__((aligned(64))) queue_entry queue;
     __attribute__((aligned(64))) uint32_t word; /* 1: taken */
     int64_t word_wrote;
     __attribute__((aligned(64))) uint32_t next_ticket;
     __attribute__((aligned(64))) uint32_t serving;
+    int64_t ticket_wrote;
     __attribute__((aligned(64))) int64_t reserved;
     __attribute__((aligned(64))) int64_t published;
 } shared_log;
 
 /* Ways to agree on the place of a record. */
-enum { STORE_LOCK, PATIENT, ONE_WORD, TICKETS, NO_LOCK };
+enum { STORE_LOCK, IMPATIENT, PUT_LINES, ONE_WORD, TICKETS, NO_LOCK };
 
-/* Like robust_trylock_spinning, but its first pauses are as long as several records take: the owner appends all of them meanwhile. */
-static inline int trylock_patiently(pthread_mutex_t *mutex) {
+/* Like robust_trylock_spinning, but looks at once, and then more and more rarely. */
+static inline int trylock_impatiently(pthread_mutex_t *mutex) {
     int status = robust_trylock(mutex);
-    for (int look = 6; status == EBUSY && look < SPIN_LOOKS; look++) {
+    for (int look = 0; status == EBUSY && look < 10; look++) {
         for (int pause = 1 << look; pause > 0; pause--) {
             CPU_PAUSE();
         }
@@ -79,9 +80,13 @@ static inline int trylock_patiently(pthread_mutex_t *mutex) {
     return status;
 }
 
+int64_t shared_log_bytes(void) {
+    return sizeof(shared_log);
+}
+
 int64_t shared_log_make(shared_log *log) {
     memset(log, 0, sizeof *log);
-    return robust_init(&log->mutex);
+    return robust_init(&log->block.append_lock.mutex);
 }
 
 static inline void pause_at(int *looks) {
@@ -89,6 +94,21 @@ static inline void pause_at(int *looks) {
     if (++*looks % 200 == 0) {
         sched_yield(); /* the process that everybody waits for may have no processor */
     }
+}
+
+/* Two processes change a word in turn: `me` is 0 or 1. Each change moves the word's cache line. */
+int64_t pass_line(shared_log *log, int64_t me, int64_t count) {
+    int looks = 0;
+    int64_t begin = now_ns();
+    for (int64_t n = 0; n < count; n++) {
+        while ((__atomic_load_n(&log->word, __ATOMIC_ACQUIRE) & 1) != me) {
+            if (++looks % 1000 == 0) {
+                sched_yield();
+            }
+        }
+        __atomic_add_fetch(&log->word, 1, __ATOMIC_RELEASE);
+    }
+    return now_ns() - begin;
 }
 
 static inline int64_t behind(int64_t at, int64_t size, int64_t to_bytes) {
@@ -118,23 +138,45 @@ int64_t time_steps(int64_t steps) {
 int64_t copy_together(shared_log *log, uint8_t *to, int64_t to_bytes, uint8_t *from, int64_t size, int64_t count, int64_t way,
                       int64_t steps) {
     uint64_t x = (uint64_t)(uintptr_t)&way;
+    control_block *block = &log->block;
+    pthread_mutex_t *mutex = &block->append_lock.mutex;
     free_lock_compare();
     int64_t begin = now_ns();
     for (int64_t n = 0; n < count; n++) {
         int looks = 0, backoff = 1;
         x = calculate(x, steps);
         from[0] = (uint8_t)x;
-        if (way == STORE_LOCK || way == PATIENT) {
-            int status = way == PATIENT ? trylock_patiently(&log->mutex) : robust_trylock_spinning(&log->mutex);
+        if (way <= PUT_LINES) {
+            if (way == PUT_LINES) {
+                prefetch_for_write(&block->intent_from);
+                prefetch_for_write(&log->queue);
+            }
+            int status = way == IMPATIENT ? trylock_impatiently(mutex) : robust_trylock_spinning(mutex);
             while (status == EBUSY || status == ETIMEDOUT) {
-                status = robust_lock(&log->mutex, 250);
+                status = robust_lock(mutex, 250);
             }
             if (status) {
                 return -1;
             }
-            memcpy(to + log->wrote, from, (size_t)size);
-            log->wrote = behind(log->wrote, size, to_bytes);
-            robust_unlock(&log->mutex);
+            int64_t at = block->wrote;
+            if (way == PUT_LINES) { /* the words that an append writes, in its order */
+                block->intent_from = at;
+                block->intent_to = at + size;
+                store_u32(&block->intent_active, 1);
+                log->queue.claimed++;
+            }
+            memcpy(to + at, from, (size_t)size);
+            store_i64(&block->wrote, behind(at, size, to_bytes));
+            if (way == PUT_LINES) {
+                block->last_record = at;
+                log->queue.next++;
+                log->queue.put_bytes += (uint64_t)size;
+                store_u32(&block->intent_active, 0);
+                block->append_seq++;
+                block->put_count++;
+                block->put_bytes += (uint64_t)size;
+            }
+            robust_unlock(mutex);
         } else if (way == ONE_WORD) {
             while (__atomic_exchange_n(&log->word, 1, __ATOMIC_ACQUIRE)) {
                 do {
@@ -152,8 +194,8 @@ int64_t copy_together(shared_log *log, uint8_t *to, int64_t to_bytes, uint8_t *f
             while (__atomic_load_n(&log->serving, __ATOMIC_ACQUIRE) != ticket) {
                 pause_at(&looks);
             }
-            memcpy(to + log->wrote, from, (size_t)size);
-            log->wrote = behind(log->wrote, size, to_bytes);
+            memcpy(to + log->ticket_wrote, from, (size_t)size);
+            log->ticket_wrote = behind(log->ticket_wrote, size, to_bytes);
             __atomic_store_n(&log->serving, ticket + 1, __ATOMIC_RELEASE);
         } else {
             int64_t at = __atomic_fetch_add(&log->reserved, size, __ATOMIC_RELAXED);

@@ -41,7 +41,8 @@ WAITERS = 100
 WAKES = 2_000
 WAYS = (
     "the store's lock",
-    "the same, longer pauses",
+    "the same, no pause at first",
+    "the store's lock and the lines that a put writes to",
     "a lock of one word",
     "a lock of tickets",
     "no lock",
@@ -244,13 +245,18 @@ def several(folder: Path, count: int, processes: int, services: bool = True) -> 
     return cystore_peer.put_processes(job, **more).ns_per_operation
 
 
+def _pin(process: int) -> None:
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {processors[process % len(processors)]})
+
+
 def several_copies(
     folder: Path, count: int, processes: int, way: int = 0, steps: int = 0, pinned: int = 0
 ) -> float:
     """The floor of `several` on this machine: loops that only copy a record behind the last one, by one of WAYS. With
     `steps` they calculate between two records."""
     library, each = native.library(), count // processes
-    shared = mmap.mmap(-1, mmap.PAGESIZE)
+    shared = mmap.mmap(-1, library.shared_log_bytes())
     log = ctypes.addressof(ctypes.c_char.from_buffer(shared))
     if library.shared_log_make(log):
         raise RuntimeError("the lock could not be made")
@@ -260,8 +266,7 @@ def several_copies(
 
     def start(process: int) -> Callable[[], Any]:
         if pinned:
-            processors = sorted(os.sched_getaffinity(0))
-            os.sched_setaffinity(0, {processors[process % len(processors)]})
+            _pin(process)
         to = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         ctypes.memset(to, process, COPY_BYTES)
         source = ctypes.create_string_buffer(RECORD_BYTES)
@@ -274,6 +279,20 @@ def several_copies(
 
     job = Job("copies", each * processes, str(folder), processes=processes)
     return workload.in_processes(job, start).ns_per_operation
+
+
+def line_moves(folder: Path, count: int) -> float:
+    """ns that a cache line takes from one processor to another: two processes change a word in turn."""
+    library = native.library()
+    shared = mmap.mmap(-1, library.shared_log_bytes())
+
+    def start(process: int) -> Callable[[], Any]:
+        _pin(process)
+        return lambda: library.pass_line(
+            ctypes.addressof(ctypes.c_char.from_buffer(shared)), process, count // 2
+        )
+
+    return workload.in_processes(Job("line", count, str(folder), processes=2), start).ns_per_operation
 
 
 def woken(folder: Path, count: int) -> dict[str, float]:
@@ -306,6 +325,7 @@ PARTS: dict[str, Callable[..., Any]] = {
         wait,
         several,
         several_copies,
+        line_moves,
         woken,
         woken_by_futex,
         woken_by_redis,
@@ -408,7 +428,9 @@ def lock_rows(folder: Path, count: int, seconds: float) -> list[Row]:
     """The most that several processes could gain, whatever the lock: loops in C beside one such loop. Each copies a
     record, and calculates as long as a put takes besides. The best of four runs counts, half of them pinned to
     processors."""
-    count, rows = min(count, 1_000_000), []
+    count = min(count, 1_000_000)
+    move = min(run(line_moves, folder, count) for _ in range(4))
+    rows = [Row("a cache line from one processor to the other", f"{move:.0f} ns")]
     steps_ns = native.library().time_steps(10_000_000) / 10_000_000
     put = run(several, folder, count, 1, 0)
     for way, name in enumerate(WAYS):
