@@ -36,6 +36,7 @@ RECORD_BYTES = 230  # the length of a record with such a body
 FLUSH_S = 0.5
 COPY_BYTES, MIB = 64 << 20, 1 << 20
 AHEAD_BYTES = 64 * MIB
+MEMORY_TIMES = 2  # log, and queues, index and what else a run needs
 MADV_POPULATE_WRITE = 23  # Linux 5.14; Python does not name it
 WAITERS = 100
 WAKES = 2_000
@@ -101,6 +102,20 @@ def put_then_dispatch(folder: Path, count: int) -> list[float]:
     with cystore.open(folder, services="none") as store:
         put = _put_loop(store.put, count)
         return [put, workload.timed(count, store.dispatch).ns_per_operation]
+
+
+def touch_memory(folder: Path, size: int) -> list[float]:
+    """ns of the first write to a page, and again. A virtual machine gives the memory back to its host that has been
+    free for a while, and the first write to such a page takes several times as long. So each long run comes after this,
+    and finds as much free memory as it needs that the machine still has."""
+    size, found = min(size, os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE) // MIB * MIB, []
+    for _ in range(2):
+        with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as mapped:
+            begun = time.perf_counter_ns()
+            for at in range(0, size, MIB):
+                mapped.madvise(MADV_POPULATE_WRITE, at, MIB)
+            found.append((time.perf_counter_ns() - begun) / (size // mmap.PAGESIZE))
+    return found
 
 
 def copy_into_new_pages(folder: Path, count: int, seconds: float = FLUSH_S, ahead: int = 0) -> float:
@@ -316,6 +331,7 @@ PARTS: dict[str, Callable[..., Any]] = {
         sustained,
         processor_time,
         put_then_dispatch,
+        touch_memory,
         copy_into_new_pages,
         prepared,
         lmdb_at_its_best,
@@ -345,9 +361,15 @@ def run(part: Callable[..., Any], folder: Path, *numbers: float) -> Any:
         return json.loads(done.stdout)
 
 
+def _long_run(part: Callable[..., Any], folder: Path, count: int, *numbers: float) -> Any:
+    """`run` with free memory that the machine has."""
+    run(touch_memory, folder, count * RECORD_BYTES * MEMORY_TIMES)
+    return run(part, folder, count, *numbers)
+
+
 def rate_rows(folder: Path, count: int, seconds: float) -> list[Row]:
     """A long run of puts with default settings, beside puts into prepared segments."""
-    ours, best = run(sustained, folder, count), run(prepared, folder, min(count, 2_000_000))
+    ours, best = _long_run(sustained, folder, count), _long_run(prepared, folder, min(count, 2_000_000))
     peer = run(lmdb_at_its_best, folder, min(count // 20, 200_000))
     what = f"put, default settings and services, {count * RECORD_BYTES >> 20:,} MiB"
     return [
@@ -368,19 +390,24 @@ def rate_rows(folder: Path, count: int, seconds: float) -> list[Row]:
 
 def floor_rows(folder: Path, count: int, seconds: float) -> list[Row]:
     """What the long run consists of, each part by itself."""
-    alone, dispatch = run(put_then_dispatch, folder, count)
+    first, again = run(touch_memory, folder, count * RECORD_BYTES)
+    alone, dispatch = _long_run(put_then_dispatch, folder, count)
+    processor = _long_run(processor_time, folder, count)
+    synced, not_synced = (_long_run(copy_into_new_pages, folder, count, s) for s in (FLUSH_S, 0))
+    made_ahead = _long_run(copy_into_new_pages, folder, count, FLUSH_S, AHEAD_BYTES)
     return [
-        Row("the same, processor time of all threads", f"{run(processor_time, folder, count):.0f} ns a put"),
+        Row("the first write to a page of free memory, and again", f"{first:.0f} ns, {again:.0f}"),
+        Row("the long run, processor time of all threads", f"{processor:.0f} ns a put"),
         Row("put that nobody dispatches or flushes", f"{alone:.0f} ns"),
         Row("dispatch of one of those messages, afterwards", f"{dispatch:.0f} ns"),
         Row(
             "memcpy loop in C into new pages of a file that is synced as often",
-            f"{run(copy_into_new_pages, folder, count):.0f} ns a record",
+            f"{synced:.0f} ns a record",
         ),
-        Row("the same loop, not synced", f"{run(copy_into_new_pages, folder, count, 0):.0f} ns a record"),
+        Row("the same loop, not synced", f"{not_synced:.0f} ns a record"),
         Row(
             "the same loop, synced, another thread makes the pages by writes of zeros",
-            f"{run(copy_into_new_pages, folder, count, FLUSH_S, AHEAD_BYTES):.0f} ns a record",
+            f"{made_ahead:.0f} ns a record",
         ),
     ]
 
