@@ -13,6 +13,7 @@ from tests.support.interop import specs
 from tests.support.interop.cystore_side import dump_of_copy, put_all
 from tests.support.interop.expect import Stored, check_queries, check_queues, check_records
 from tests.support.interop.rocketmq import Refused
+from tests.support.process import Process
 
 JVM_QUICK = {"haSendHeartbeatInterval": 200, "haHousekeepingInterval": 5000}
 
@@ -119,6 +120,39 @@ def test_a_sync_master_in_the_jvm_waits_for_a_slave(rocketmq, writer, tmp_path):
             wait_log(slave, master.reach(0)[0])
             assert {row["status"] for row in master.put(list(writer.many(20)))} == {"PUT_OK"}
             wait_log(slave, master.reach(0)[0])
+
+
+def test_a_sync_master_in_the_jvm_says_that_a_slave_stands_still(rocketmq, writer, tmp_path):
+    port, spec = free_port(), {"config": specs.SMALL}
+    config = {
+        **specs.SMALL,
+        **JVM_QUICK,
+        "haListenPort": port,
+        "flushDiskType": "SYNC_FLUSH",
+        "slaveTimeout": 200,
+    }
+    with rocketmq.opened(tmp_path / "master", config, role="SYNC_MASTER") as master, Process() as follower:
+        settings = {**cystore_config(spec), **slaves_settings(port)}
+        follower.do(
+            "import cystore; store = cystore.open(path, **settings)",
+            path=str(tmp_path / "slave"),
+            settings=settings,
+        )
+        until(lambda: follower.do("store.stats()['wrote']") >= master.reach(0)[0])
+        follower.stop()
+        with pytest.raises(Refused, match="FLUSH_SLAVE_TIMEOUT"):
+            master.put(list(writer.many(1)))
+        follower.go_on()
+
+        def acknowledged() -> bool:
+            try:
+                master.put(list(writer.many(1)))
+            except Refused:
+                return False
+            return True
+
+        until(acknowledged)
+        assert follower.do("store.stats()['wrote']") == master.reach(0)[0]
 
 
 @pytest.mark.slow  # RocketMQ's slave tries again after five seconds
