@@ -71,7 +71,7 @@
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define FLAG_SLAVE 0x10 /* a slave: only what its master sends is appended */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x800fffe2038f6bbull
+#define LAYOUT_FINGERPRINT 0x469b5d1c11f00ca0ull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -703,7 +703,10 @@ typedef struct control_block {
     int64_t queues_flushed_ms; /* sync: monotonic time of the last flush of queues and index */
     int64_t offsets_saved; /* clean: the log position that config/queueOffset.json has */
     int64_t offsets_saved_ms; /* clean: monotonic time when it was written */
-    uint8_t pad_3[40];
+    uint64_t gathered; /* flush: put_count when the last sync for waiting puts began */
+    uint64_t group_before; /* flush: puts that the last sync but one was for */
+    uint64_t group_last; /* flush: puts that the last sync was for */
+    uint8_t pad_3[16];
     int64_t dispatched; /* dispatch: log position up to which queues and index are built */
     uint32_t dispatch_seq; /* dispatch: futex word: changes with each dispatch */
     uint32_t index_seq; /* dispatch: changes when an index file is made or removed */
@@ -818,6 +821,9 @@ _Static_assert(offsetof(control_block, checkpointed_ms) == 1072, "control_block.
 _Static_assert(offsetof(control_block, queues_flushed_ms) == 1088, "control_block.queues_flushed_ms");
 _Static_assert(offsetof(control_block, offsets_saved) == 1096, "control_block.offsets_saved");
 _Static_assert(offsetof(control_block, offsets_saved_ms) == 1104, "control_block.offsets_saved_ms");
+_Static_assert(offsetof(control_block, gathered) == 1112, "control_block.gathered");
+_Static_assert(offsetof(control_block, group_before) == 1120, "control_block.group_before");
+_Static_assert(offsetof(control_block, group_last) == 1128, "control_block.group_last");
 _Static_assert(offsetof(control_block, dispatched) == 1152, "control_block.dispatched");
 _Static_assert(offsetof(control_block, dispatch_seq) == 1160, "control_block.dispatch_seq");
 _Static_assert(offsetof(control_block, index_seq) == 1164, "control_block.index_seq");

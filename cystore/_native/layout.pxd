@@ -364,6 +364,9 @@ cdef extern from "layout.h" nogil:
         int64_t queues_flushed_ms
         int64_t offsets_saved
         int64_t offsets_saved_ms
+        uint64_t gathered
+        uint64_t group_before
+        uint64_t group_last
         int64_t dispatched
         uint32_t dispatch_seq
         uint32_t index_seq

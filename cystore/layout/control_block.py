@@ -143,6 +143,9 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         ),
         Shared("offsets_saved", "int64_t", "clean", "the log position that config/queueOffset.json has"),
         Shared("offsets_saved_ms", "int64_t", "clean", "monotonic time when it was written"),
+        Shared("gathered", "uint64_t", "flush", "put_count when the last sync for waiting puts began"),
+        Shared("group_before", "uint64_t", "flush", "puts that the last sync but one was for"),
+        Shared("group_last", "uint64_t", "flush", "puts that the last sync was for"),
     ),
     (
         Shared("dispatched", "int64_t", "dispatch", "log position up to which queues and index are built"),

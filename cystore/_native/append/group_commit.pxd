@@ -20,15 +20,15 @@ cdef class GroupCommit:
     cdef uint32_t wanted_key, reported_key
     cdef int64_t announced          # a put waits for slaves with the log up to here, and they know it
     cdef readonly int64_t base      # of the segment whose name is known; -1: none
+    cdef int64_t turn               # when a thread took its turn to get the interpreter's lock back; 0: none has it
     cdef public bint enabled
     cdef public int64_t slice_ms    # the longest wait here; then the caller goes on, and handles signals
     cdef public int64_t gather_max_us, gather_pause_us
-    cdef public uint64_t gathered   # messages in the log when this process's last sync began
-    cdef public uint64_t group_before, group_last
     cdef public double sync_us      # of the last sync
     cdef int reach(self, MappedFile segment, int64_t end, int flush, int64_t* waited_ms) except -1
     cdef int _reach(self, control_block* block, MappedFile segment, int64_t end, bint flushes, bint replicates,
                     int64_t epoch, int64_t* waited_ms) noexcept nogil
+    cdef void _take_turn(self) noexcept nogil
     cdef int _flush(self, control_block* block, MappedFile segment, int64_t end, bint announces,
                     int64_t until_ns) noexcept nogil
     cdef int _replicate(self, control_block* block, int64_t end, int64_t epoch, int64_t until_ns) noexcept nogil

@@ -10,9 +10,6 @@ class GroupCommit:
     slice_ms: int
     gather_max_us: int
     gather_pause_us: int
-    gathered: int
-    group_before: int
-    group_last: int
     sync_us: float
     @property
     def base(self) -> int: ...

@@ -20,8 +20,8 @@ from cystore._native.layout cimport (
     record_magic, record_sys_flag, record_total_size
 )
 from cystore._native.memory.atomics cimport (
-    EBUSY, add_u32, futex_wait, futex_wake_all, load_i64, load_u32, load_u64, monotonic_ns, or_u32, store_i64,
-    store_u32, store_u64
+    EBUSY, add_u32, futex_wait, futex_wake_all, load_i64, load_u32, load_u64, monotonic_ns, or_u32, replace_i64,
+    store_i64, store_u32, store_u64
 )
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.locks cimport (
@@ -43,6 +43,8 @@ cdef extern from "<endian.h>" nogil:
     uint64_t htobe64(uint64_t value)
 
 cdef int64_t NS_PER_MS = 1_000_000
+cdef int64_t TURN_NS = 50_000           # a thread appends its next message within this time, or it does something else
+cdef int64_t TURNS_NS = 1_000_000       # the longest wait for a turn
 cdef double GATHER_PART = 0.5   # of the last sync's time: the longest wait for more puts before a sync, and for a
                                 # report after it
 
@@ -66,7 +68,6 @@ cdef class GroupCommit:
         self.control, self.checkpoint = control, checkpoint
         self.behind_max, self.wanted_key, self.reported_key = behind_max, wanted, reported
         self.gather_max_us, self.gather_pause_us = gather_max_us, gather_pause_us
-        self.gathered = control.put_count
         self.slice_ms = 100
         self.base = self.home_at = -1
         self.enabled = True
@@ -121,7 +122,9 @@ cdef class GroupCommit:
         if segment is not None and (segment.base != self.base or segment.private or not segment.writable):
             segment = None
         with nogil:
+            store_i64(&self.turn, 0)
             outcome = self._reach(block, segment, end, flushes, replicates, epoch, waited_ms)
+            self._take_turn()
         if outcome == LATER:
             PyErr_CheckSignals()
         return outcome == DONE
@@ -141,6 +144,18 @@ cdef class GroupCommit:
             outcome = self._replicate(block, end, epoch, until_ns)
         waited_ms[0] = (monotonic_ns() - begun_ns) // NS_PER_MS
         return outcome
+
+    cdef void _take_turn(self) noexcept nogil:
+        """Returns when it is this thread's turn to get the interpreter's lock back. One sync ends the waits of many
+        threads, and one after the other gets that lock. Without turns each would go to sleep once more, on the lock,
+        and be woken once more. A turn ends when its thread waits here again, or after TURN_NS."""
+        cdef int64_t begun_ns = monotonic_ns(), now_ns = begun_ns, taken
+        while now_ns - begun_ns < TURNS_NS:
+            taken = load_i64(&self.turn)
+            if (taken == 0 or now_ns - taken > TURN_NS) and replace_i64(&self.turn, taken, now_ns):
+                return
+            sched_yield()
+            now_ns = monotonic_ns()
 
     cdef int _flush(self, control_block* block, MappedFile segment, int64_t end, bint announces,
                     int64_t until_ns) noexcept nogil:
@@ -269,13 +284,14 @@ cdef class GroupCommit:
         store_u64(<uint64_t*>(page + CHECKPOINT_WATERMARK_AT), htobe64(<uint64_t>end))
 
     cdef void _gather(self, control_block* block) noexcept nogil:
-        cdef uint64_t wanted = self.gathered + max(self.group_before, self.group_last), count
+        """Under the flush lock. Any process may have led the syncs before."""
+        cdef uint64_t wanted = block.gathered + max(block.group_before, block.group_last), count
         if wanted > load_u64(&block.put_count):
             control_wait_puts(block, wanted, self.gather_pause_us,
                               min(<int64_t>(self.sync_us * GATHER_PART), self.gather_max_us))
         count = load_u64(&block.put_count)
-        self.group_before, self.group_last = self.group_last, count - self.gathered
-        self.gathered = count
+        block.group_before, block.group_last = block.group_last, count - block.gathered
+        block.gathered = count
 
     cdef void _await_report(self, control_block* block, int64_t end) noexcept nogil:
         """Waits a little for the slaves' reports, if they come soon after the sync: then each put that waits for both

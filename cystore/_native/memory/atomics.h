@@ -25,6 +25,10 @@ static inline uint64_t add_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_
 static inline uint32_t sub_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST); }
 static inline uint32_t or_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
 static inline uint32_t and_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); }
+/* Stores `v` if the word still is `expected`; whether it was. */
+static inline int replace_i64(int64_t *p, int64_t expected, int64_t v) {
+    return __atomic_compare_exchange_n(p, &expected, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
 /* Moves a position forward, never back, even if other threads move it at the same time. */
 static inline void raise_i64(int64_t *p, int64_t v) {
     int64_t current = load_i64(p);

@@ -14,6 +14,7 @@ cdef extern from "<pthread.h>" nogil:
 cdef extern from "atomics.h" nogil:
     int64_t load_i64(const int64_t* p)
     void store_i64(int64_t* p, int64_t v)
+    bint replace_i64(int64_t* p, int64_t expected, int64_t v)
     void raise_i64(int64_t* p, int64_t v)
     uint32_t load_u32(const uint32_t* p)
     void store_u32(uint32_t* p, uint32_t v)

@@ -8,7 +8,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from cystore._native.layout cimport queue_entry
 from cystore._native.memory.atomics cimport (add_u32, futex_wake_all, load_i64, load_u32, load_u64, raise_i64,
-                                             store_i64, store_u32)
+                                             store_i64, store_u32, store_u64)
 from cystore._native.memory.locks cimport SharedLocks
 from cystore._native.memory.queue_table cimport checked_slot
 from cystore.errors import StoreFormatError
@@ -170,6 +170,33 @@ cdef class ControlFields(SharedLocks):
     @offsets_saved_ms.setter
     def offsets_saved_ms(self, int64_t value):
         store_i64(&self.checked().offsets_saved_ms, value)
+
+    @property
+    def gathered(self):
+        """`put_count` when the last sync for waiting puts began."""
+        return load_u64(&self.checked().gathered)
+
+    @gathered.setter
+    def gathered(self, uint64_t value):
+        store_u64(&self.checked().gathered, value)
+
+    @property
+    def group_before(self):
+        """Puts that the last sync but one was for."""
+        return load_u64(&self.checked().group_before)
+
+    @group_before.setter
+    def group_before(self, uint64_t value):
+        store_u64(&self.checked().group_before, value)
+
+    @property
+    def group_last(self):
+        """Puts that the last sync was for."""
+        return load_u64(&self.checked().group_last)
+
+    @group_last.setter
+    def group_last(self, uint64_t value):
+        store_u64(&self.checked().group_last, value)
 
     @property
     def dispatched(self):

@@ -1,5 +1,5 @@
 """Goal: a sync waits for the puts that the last syncs woke, and for nobody else. Method: a leader that expects three
-puts, and a single writer; syncs are counted."""
+puts, a sync of another process before, and a single writer; syncs are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 import cystore
-from tests.support.small_stores import open_small
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS, open_small
+
+OPEN = "import cystore; store = cystore.open(path, **settings)"
 
 
 @pytest.fixture(params=["module", "kernel"])
@@ -25,8 +28,8 @@ def test_a_sync_waits_for_the_puts_that_the_last_one_woke(store):
     """Seen: the first of 16 woken threads synced its put alone, and the 15 others waited for the next sync."""
     commits, control = store._parts.flusher.commits, store._parts.control
     commits.gather_pause_us = commits.gather_max_us = 30_000_000
-    commits.group_before, commits.group_last, commits.sync_us = 1, 3, 1e9
-    commits.gathered, syncs = control.put_count, control.flush_seq
+    control.group_before, control.group_last, commits.sync_us = 1, 3, 1e9
+    control.gathered, syncs = control.put_count, control.flush_seq
     first = threading.Thread(target=lambda: store.put("T", b"1", flush="sync"))
     first.start()
     while not control.owner("flush"):
@@ -36,7 +39,25 @@ def test_a_sync_waits_for_the_puts_that_the_last_one_woke(store):
     first.join()
     assert control.flush_seq == syncs + 1
     assert control.flushed == store.wrote_position
-    assert (commits.group_before, commits.group_last) == (3, 3)
+    assert (control.group_before, control.group_last) == (3, 3)
+
+
+def test_a_sync_waits_for_the_puts_that_the_sync_of_another_process_woke(store):
+    """Seen: a sync was for 11 of 16 processes, and for 15 of 16 threads."""
+    commits, control = store._parts.flusher.commits, store._parts.control
+    with Process() as other:
+        other.do(OPEN, path=str(store.path), settings=SETTINGS)
+        other.do("for flush in ('async', 'sync'): store.put('T', b'x', flush=flush)")
+    commits.gather_pause_us = commits.gather_max_us = 30_000_000
+    commits.sync_us, syncs = 1e9, control.flush_seq
+    first = threading.Thread(target=lambda: store.put("T", b"1", flush="sync"))
+    first.start()
+    while not control.owner("flush"):
+        pass
+    store.put("T", b"beside", flush="async")
+    first.join()
+    assert control.flush_seq == syncs + 1
+    assert control.flushed == store.wrote_position
 
 
 def test_a_sync_of_a_single_writer_waits_for_nobody(store):
