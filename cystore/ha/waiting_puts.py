@@ -1,8 +1,8 @@
 """Wakes the thread that serves slaves when a put waits for them.
 
 That thread sleeps on sockets, and a put in another process cannot write to its sockets. So a second thread sleeps on a
-word in shared memory, and writes a byte into a socket that the first thread selects. A put in this process writes that
-byte itself (`Control.ring`).
+word in shared memory, without the interpreter's lock, and writes a byte into a socket that the first thread selects. A
+put in this process writes that byte itself (`Control.ring`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 
 from cystore._native.memory.control import Control
+from cystore._native.replication import outflow
 from cystore.errors import StoreClosedError
 from cystore.ha.link.sockets import ours
 from cystore.ha.slave_progress import WANTED
@@ -35,19 +36,9 @@ class WaitingPuts:
         try:
             seen = self._control.key_seq(WANTED)
             while not self._stopping.is_set():
-                self._control.wait_key(WANTED, seen, SLEEP_MS)
-                now = self._control.key_seq(WANTED)
-                if now != seen:
-                    seen = now
-                    self._signal()
+                seen = outflow.relay(self._control, WANTED, seen, SLEEP_MS)
         except StoreClosedError:
             return
-
-    def _signal(self) -> None:
-        try:
-            self._writing.send(b"!")
-        except BlockingIOError:
-            return  # the socket is readable already
 
     def clear(self) -> None:
         """Makes `socket` unreadable until a put waits again."""

@@ -10,10 +10,10 @@ from cpython.object cimport PyObject
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from cystore._native.layout cimport control_block
-from cystore._native.memory.atomics cimport load_i64, monotonic_ns, raise_i64
+from cystore._native.layout cimport KEY_WORDS, control_block
+from cystore._native.memory.atomics cimport load_i64, load_u32, monotonic_ns, raise_i64
 from cystore._native.memory.control cimport Control
-from cystore._native.memory.locks cimport control_wake_key
+from cystore._native.memory.locks cimport control_wait_key, control_wake_key
 from cystore._native.replication.sockets cimport (
     FRAME_HEAD, FRAME_HEAD_MAX, MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, POLLIN, POLLOUT, REPORT_BYTES, look_at, poll,
     pollfd, read_i64, send, sendfile, take, write_i32, write_i64
@@ -137,6 +137,26 @@ cdef class Outflow:
             self.heard_s = monotonic_ns() * 1e-9
             self.acknowledged = acknowledged
         return used == count
+
+
+def relay(Control control not None, uint32_t key, uint32_t seen, int64_t wait_ms):
+    """Rings the bell of the thread that serves slaves each time that another process wakes `key`, for `wait_ms`, or
+    until there is no bell. `seen`: the word of the key before; returns the last one."""
+    cdef control_block* block = control.checked()
+    cdef int64_t until_ns = monotonic_ns() + wait_ms * NS_PER_MS, left_ns
+    cdef uint32_t now
+    keep = control.file
+    with nogil:
+        while True:
+            left_ns = until_ns - monotonic_ns()
+            if left_ns <= 0 or control_wait_key(block, key, seen, left_ns // NS_PER_MS + 1) == EINTR:
+                break
+            now = load_u32(&block.key_seq[key % <uint32_t>KEY_WORDS])
+            if now != seen:
+                seen = now
+                if not control.ring_bell():
+                    break
+    return seen
 
 
 def serve(Control control not None, list slaves not None, int bell, int listener, int64_t file_bytes, int64_t wait_ms,
