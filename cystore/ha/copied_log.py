@@ -46,6 +46,7 @@ class CopiedLog:
         self.flow = Inflow(
             control, self._records, commit_log.file_bytes, self._max_bytes, bytearray(ROOM_BYTES)
         )
+        self.flow.commits = policy.commits
         self._file: Descriptor | None = None  # of the segment that begins at `_file_base`
         self._file_base = -1
 

@@ -256,9 +256,7 @@ class Slave:
         assert connection is not None
         received, reported = 0, self._flow.reported
         if self._aside is None and not self._header and not isinstance(connection, ssl.SSLSocket):
-            received, odd = self._flow.follow(
-                connection.fileno(), int(1000 * WAIT_S), self._membership is None and not self._asked_whole
-            )
+            received, odd = self._flow.follow(connection.fileno(), int(1000 * WAIT_S), not self._asked_whole)
         else:
             odd = readable(connection, WAIT_S)
         if odd:

@@ -26,6 +26,8 @@ cdef class GroupCommit:
     cdef public int64_t gather_max_us, gather_pause_us
     cdef public double sync_us      # of the last sync
     cdef int reach(self, MappedFile segment, int64_t end, int flush, int64_t* waited_ms) except -1
+    cdef bint make_durable(self, control_block* block, MappedFile segment, int64_t end,
+                           int64_t until_ns) noexcept nogil
     cdef int _reach(self, control_block* block, MappedFile segment, int64_t end, bint flushes, bint replicates,
                     int64_t epoch, int64_t* waited_ms) noexcept nogil
     cdef void _take_turn(self) noexcept nogil

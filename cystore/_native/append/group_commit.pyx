@@ -129,6 +129,15 @@ cdef class GroupCommit:
             PyErr_CheckSignals()
         return outcome == DONE
 
+    cdef bint make_durable(self, control_block* block, MappedFile segment, int64_t end,
+                           int64_t until_ns) noexcept nogil:
+        """Whether the log is durable up to `end` now; otherwise the caller goes on (Flusher.flush_to). For a thread
+        that appends alone to `segment`."""
+        if block.pooled or not self.enabled or segment.base != self.base or segment.private or not segment.writable:
+            return False
+        return self._flush(block, segment, end, False, until_ns) == DONE \
+            and (end <= load_i64(&self.home_at) or self._is_home(block))
+
     cdef int _reach(self, control_block* block, MappedFile segment, int64_t end, bint flushes, bint replicates,
                     int64_t epoch, int64_t* waited_ms) noexcept nogil:
         cdef int64_t begun_ns = monotonic_ns()

@@ -1,6 +1,7 @@
 from typing import final
 
 from cystore._native.append.copied import CopiedRecords
+from cystore._native.append.group_commit import GroupCommit
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 
@@ -16,6 +17,7 @@ class Inflow:
     confirmed: int
     masters_end: int
     reported: int
+    commits: GroupCommit | None
     is_marked: bool
     @property
     def file_bytes(self) -> int: ...

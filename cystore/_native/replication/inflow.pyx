@@ -11,6 +11,7 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memmove
 
 from cystore._native.append.append cimport APPEND_OK
+from cystore._native.append.group_commit cimport GroupCommit
 from cystore._native.append.copied cimport WRITE_FAILED, WRITTEN_AT_LEAST, CopiedRecords
 from cystore._native.layout cimport BLANK_SIZE_MIN, LOCK_APPEND, control_block
 from cystore._native.memory.atomics cimport load_i64, monotonic_ns, or_u32
@@ -56,6 +57,7 @@ cdef class Inflow:
     cdef public int64_t confirmed       # the highest one; -1: none
     cdef public int64_t masters_end     # the end of the master's log, by its frames; -1: not known
     cdef public int64_t reported        # the last report
+    cdef public GroupCommit commits     # syncs the log of a member
     cdef public bint is_marked          # records in cystore's own format need no more preparation
     cdef MappedFile file                # the segment that appends go to
     cdef int64_t ready                  # up to here its pages are in memory
@@ -75,8 +77,8 @@ cdef class Inflow:
 
     def follow(self, int socket, int64_t wait_ms, bint reports):
         """Receives and appends for `wait_ms`, or until some MiB have come. Returns the number of received bytes, and
-        whether the caller has to look at what comes next. `reports`: sends a report when there is no more to append;
-        otherwise returns for it."""
+        whether the caller has to look at what comes next. `reports`: sends a report when there is no more to append,
+        of a member when that is durable; otherwise returns for it."""
         cdef control_block* block = self.control.checked()
         cdef Py_buffer buffer
         cdef int64_t received = 0
@@ -126,12 +128,14 @@ cdef class Inflow:
                 return True
             unreported = 0
             if load_i64(&block.wrote) - self.skip != self.reported:
-                if not reports:
+                if not reports or not self._make_durable(block, until_ns):
                     return False
                 if not self._report(block, socket):
                     return True
             if count > 0:
                 continue
+            if self.confirms and min(self.confirmed, load_i64(&block.wrote) - self.skip) > load_i64(&block.confirmed):
+                return False  # the caller publishes that for readers
             self._make_ready(block)
             left_ns = until_ns - monotonic_ns()
             if left_ns <= 0:
@@ -210,12 +214,19 @@ cdef class Inflow:
         self.begin += self.records.length
         return APPENDED
 
+    cdef bint _make_durable(self, control_block* block, int64_t until_ns) noexcept nogil:
+        """A member reports only what is on its disk. False: the caller syncs it, or raises the error."""
+        return self.epoch < 0 or self.commits is not None and self.file is not None and self.commits.make_durable(
+            block, self.file, load_i64(&block.wrote) - self.skip, until_ns)
+
     cdef bint _report(self, control_block* block, int socket) noexcept nogil:
-        cdef uint8_t[REPORT_BYTES] report
+        cdef uint8_t[2 * REPORT_BYTES] report
         cdef int64_t position = load_i64(&block.wrote) - self.skip
+        cdef ssize_t length = REPORT_BYTES if self.epoch < 0 else 2 * REPORT_BYTES, sent
         write_i64(report, position)
-        cdef ssize_t sent = send(socket, report, REPORT_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL)
-        if sent != REPORT_BYTES:
+        write_i64(report + REPORT_BYTES, self.epoch)
+        sent = send(socket, report, length, MSG_DONTWAIT | MSG_NOSIGNAL)
+        if sent != length:
             if sent > 0:
                 shutdown(socket, SHUT_RDWR)  # half a number must not be taken for another one
             return False  # the caller's report fails too, or waits

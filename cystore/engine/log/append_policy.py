@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from cystore._native.append.group_commit import GroupCommit
 from cystore._native.memory.control import Control
 from cystore._native.memory.locks import OVERWRITTEN
 from cystore._native.memory.mapping import MappedFile
@@ -164,6 +165,11 @@ class AppendPolicy:
         took_ms = waited_ms + int(1000 * (monotonic_s() - since_s))
         if took_ms > SLOW_PUT_MS:
             self.slow_put(took_ms, "was made durable, or replicated,")
+
+    @property
+    def commits(self) -> GroupCommit | None:
+        """The kernel that leads syncs."""
+        return self._flusher.commits
 
     def check_sync(self) -> None:
         """Raises FlushFailedError when a sync failed since the store was opened."""

@@ -477,3 +477,21 @@ def test_without_etcd_a_store_opens_and_is_a_replica(tmp_path):
         with pytest.raises(Failed, match="StoreIsSlaveError"):
             alone.do("store.put('T', b'x')")
         alone.do("store.close()")
+
+
+def test_a_member_syncs_and_reports_in_the_kernel(tmp_path, etcd, monkeypatch):
+    """Python does so once in each segment; then the kernel knows the segment's name."""
+    with (
+        cystore.open(tmp_path / "a", **settings(etcd, "a")) as a,
+        cystore.open(tmp_path / "b", **settings(etcd, "b")) as b,
+    ):
+        put(a)
+        until(lambda: in_sync(etcd) == {"a", "b"})
+        policy, asked = b._attached().appender.policy, set()
+        make_durable = policy.make_durable
+        monkeypatch.setattr(policy, "make_durable", lambda end: (asked.add(end), make_durable(end)))
+        count = 2 * LOG_BYTES // 1000
+        for _ in range(count):
+            done = put(a, bytes(500))
+            assert b._attached().control.flushed >= done.physical_offset + done.size_bytes
+        assert len(asked) < count // 2
