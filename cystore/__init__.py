@@ -141,10 +141,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _close_stores() -> None:
-    """Closes the stores of this process, if it ever loaded the module that opens them."""
-    store = sys.modules.get("cystore.store")
-    if store is not None:
-        store.close_all()
+    """Closes the stores of this process, if it ever loaded the module that opens them. A process may end while another
+    thread loads it; no store is open then."""
+    close_all = getattr(sys.modules.get("cystore.store"), "close_all", None)
+    if close_all is not None:
+        close_all()
 
 
 # Registered here, not in `cystore.store`: a handler that the program registers later runs earlier, and may use a store.

@@ -7,6 +7,8 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -140,6 +142,28 @@ def test_close_without_a_thread_closes_all_the_same(tmp_path, monkeypatch):
         patch.setattr(os_threads, "start", lambda *_: (_ for _ in ()).throw(RuntimeError("no thread")))
         store.close()
     check_nobody_has(tmp_path / "s")
+
+
+ENDS_IN_THE_IMPORT = """
+import importlib.abc, sys, threading
+import cystore
+inside = threading.Event()
+class Holds(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("cystore.surface"):
+            inside.set()
+            threading.Event().wait()
+sys.meta_path.insert(0, Holds())
+threading.Thread(target=lambda: cystore.open(sys.argv[1]), daemon=True).start()
+inside.wait()
+"""
+
+
+def test_an_end_in_the_first_open_says_nothing(tmp_path):
+    """Seen: a worker that got SIGTERM while a thread opened its store printed an AttributeError."""
+    command = [sys.executable, "-c", ENDS_IN_THE_IMPORT, str(tmp_path / "s")]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_interrupt_in_open_leaves_nothing(tmp_path, at_signal, monkeypatch):
