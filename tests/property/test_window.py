@@ -156,7 +156,7 @@ def test_a_full_window_ends_a_batch_that_has_messages():
     window = far.window()
     assert far.get(window, 0, 5) == (far.places[:2], 2)
     assert far.get(window, 2, 2) == ([far.places[2]], 1)
-    assert far.get(window, 3, 2) == ([far.places[3]], 1)
+    assert far.get(window, 3, 1) == ([far.places[3]], 1)
     assert far.kept() == {1 + SEGMENTS, 2 + SEGMENTS}  # each batch takes the place of one of them
     parts = Log(list(range(PARTS + 5)), BYTES - 8)
     window = parts.window(segment_bytes=0)

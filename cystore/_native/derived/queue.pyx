@@ -103,6 +103,21 @@ cdef inline bint _leaves_out(const unit_view* units, int64_t position) noexcept 
             and unit.bitmap_len == units.bitmap_bytes and bitmap_lacks(unit.bitmap, units.bits))
 
 
+cdef inline void _fetch_record(const selection* s, const log_window* window, int64_t at, int64_t here) noexcept nogil:
+    """Fetches the record of entry `at` if it is far from `here`."""
+    cdef int64_t there = queue_entry_disk_physical_offset(s.entries + at * <int64_t>QUEUE_ENTRY_BYTES)
+    if there > here + AHEAD_BYTES:
+        window_prefetch(window, there)
+
+
+cdef inline void _fetch_first(const selection* s, const log_window* window) noexcept nogil:
+    """Fetches the records behind the first one that the selection does not fetch while it reads others."""
+    cdef int64_t here = queue_entry_disk_physical_offset(s.entries)
+    cdef int64_t at
+    for at in range(1, min(AHEAD, min(s.count, s.limits.max_count))):
+        _fetch_record(s, window, at, here)
+
+
 cdef int queue_select(selection* s, log_window* window) except -1 nogil:
     """Selects from `s.at` on. SELECT_DONE: the batch is full or the entries end. Any other status is the reason to
     stop."""
@@ -110,7 +125,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
     cdef const uint8_t* at
     cdef record_view v
     cdef chosen_record* chosen
-    cdef int64_t physical_offset, tags_code, ahead
+    cdef int64_t physical_offset, tags_code
     cdef size_t available
     cdef int32_t size
     cdef bint refused
@@ -118,6 +133,8 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
     memset(&v, 0, sizeof(v))
     v.topic = s.topic
     v.topic_len = s.topic_len
+    if s.at == 0 and s.count > 1:
+        _fetch_first(s, window)
     while s.at < s.count:
         entry = s.entries + s.at * <int64_t>QUEUE_ENTRY_BYTES
         physical_offset = queue_entry_disk_physical_offset(entry)
@@ -147,10 +164,8 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
             if _leaves_out(&s.units, ext_position(tags_code)):
                 s.at += 1
                 continue
-        if s.at + AHEAD < s.count:
-            ahead = queue_entry_disk_physical_offset(entry + AHEAD * <int64_t>QUEUE_ENTRY_BYTES)
-            if ahead > physical_offset + AHEAD_BYTES:
-                window_prefetch(window, ahead)
+        if s.at + AHEAD < s.count and s.found + AHEAD < s.limits.max_count:
+            _fetch_record(s, window, s.at + AHEAD, physical_offset)
         s.wanted = physical_offset
         s.status = window_bytes(window, physical_offset, &at, &available)
         if s.status == WINDOW_NEED_SEGMENT:

@@ -28,7 +28,7 @@ from cystore._native.derived.queue cimport (
 )
 from cystore._native.filters.program cimport FilterProgram
 from cystore._native.layout cimport QUEUE_ENTRY_BYTES, TOPIC_BYTES_MAX, control_block, queue_entry
-from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, load_u32
+from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, load_u32, prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.locks cimport control_intact
 from cystore._native.memory.mapping cimport MappedFile
@@ -184,13 +184,21 @@ cdef class QueueReader:
             self.files[i] = None
 
     cdef int make_places(self, uint32_t count) except -1:
-        """So many places, all of them empty. A store with many queues would map or look up a file for each get."""
-        cdef list files = [None] * count
-        cdef queue_place* places = <queue_place*>calloc(count, sizeof(queue_place))
-        if places == NULL:
+        """So many places; each file moves to its new one. A store with many queues would map or look up a file for each
+        get."""
+        cdef list files = self.files
+        cdef queue_place* places = self.places
+        cdef queue_place* made = <queue_place*>calloc(count, sizeof(queue_place))
+        cdef uint32_t i, at, before = self.place_count
+        if made == NULL:
             raise MemoryError
-        free(self.places)
-        self.places, self.place_count, self.files = places, count, files
+        self.places, self.place_count, self.files = made, count, [None] * count
+        for i in range(before):
+            if places[i].queue != 0:
+                at = self.place_of(places[i].queue - 1, places[i].base // <int64_t>QUEUE_ENTRY_BYTES)
+                made[at] = places[i]
+                self.files[at] = files[i]
+        free(places)
         return 0
 
     cdef LogWindow window(self, control_block* block):
@@ -277,6 +285,8 @@ cdef class QueueReader:
         c.place = self.places[at]
         file = None
         if c.place.queue == slot + 1:
+            if c.place.base <= offset * <int64_t>QUEUE_ENTRY_BYTES < c.place.end:
+                prefetch_for_read(c.place.address + (offset * <int64_t>QUEUE_ENTRY_BYTES - c.place.base))
             file = <MappedFile>self.files[at]
         else:
             c.place.address = NULL
