@@ -80,7 +80,9 @@ numbers = st.one_of(
     st.lists(st.integers(0, 40_000), min_size=1, max_size=30, unique=True).map(sorted),
 )
 steps = st.lists(
-    st.tuples(st.sampled_from(["get", "get", "get", "clean", "drop", "hole"]), st.integers(0), st.integers(1, 100)),
+    st.tuples(
+        st.sampled_from(["get", "get", "get", "clean", "drop", "hole"]), st.integers(0), st.integers(1, 100)
+    ),
     max_size=20,
 )
 
@@ -98,7 +100,9 @@ def test_each_record_is_found_whatever_came_before(segments, calls, one_length):
             drops.dropped()
         elif call == "hole":
             hole = {log.places[first]}
-            window = log.window(drops, BYTES if one_length else 0, [(log.places[first], log.places[first] + 8)])
+            window = log.window(
+                drops, BYTES if one_length else 0, [(log.places[first], log.places[first] + 8)]
+            )
         else:
             count = min(count, len(log.places) - first)
             at = first

@@ -42,7 +42,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
 
 cdef enum:
-    GROUP = 32
+    GROUP = 64
     AHEAD = 4       # lookups between the fetch of a record's lines and their use
     ROOM = 8        # messages of one key
 

@@ -3,6 +3,7 @@ Method: every parameter with values on and beyond its bounds; stored messages ar
 
 from __future__ import annotations
 
+import gc
 import pickle
 
 import pytest
@@ -197,3 +198,14 @@ def test_places_outside_the_file_are_refused(mapped, at, end):
             messages_in(file, at, end, 5)
     with pytest.raises(CorruptRecordError):
         message_at(file, at, end - at if end > at else -1)
+
+
+def test_the_garbage_collector_does_not_visit_messages(tmp_path):
+    """It took a third of a lookup of many keys."""
+    with open_small(tmp_path / "s") as store:
+        store.put("T", b"body", keys=("k",), properties={"a": "b"})
+        for message in (store.get("T", 0, 0).messages[0], store.query("T", "k")[0]):
+            assert (
+                message.keys == ("k",) and message.properties["a"] == "b" and bytes(message.body) == b"body"
+            )
+            assert not gc.is_tracked(message)

@@ -36,7 +36,10 @@ def test_each_file_of_a_queue_stays_at_hand(tmp_path, monkeypatch):
 def many_segments(path, **more) -> cystore.MessageStore:
     """A store with 150 segments of a message each."""
     store = open_small(
-        path, mapped_file_size_commit_log_bytes=4096, mapped_file_size_consume_queue_bytes=ENTRY_BYTES * 1000, **more
+        path,
+        mapped_file_size_commit_log_bytes=4096,
+        mapped_file_size_consume_queue_bytes=ENTRY_BYTES * 1000,
+        **more,
     )
     for number in range(150):
         store.put("T", b"%d " % number + bytes(3000), keys=(f"k{number}",))
