@@ -139,7 +139,7 @@ def test_what_does_not_continue_the_log_stays_in_the_socket(master, ends):
     assert reports(ends.master) == []
 
 
-def test_a_heartbeat_is_no_work_and_a_member_is_not_reported_for(master, ends):
+def test_a_heartbeat_is_no_work_and_the_caller_may_report_itself(master, ends):
     fill(master, 30)
     before = wrote(master)
     ends.master.sendall(frames(master, 1 << 20))
@@ -151,7 +151,37 @@ def test_a_heartbeat_is_no_work_and_a_member_is_not_reported_for(master, ends):
     reports(ends.master)
     ends.master.sendall(wire.HEADER.pack(before, len(more)) + more)
     assert ends.follow(reports=False) == (wire.HEADER.size + len(more), False)
-    assert wrote(ends.store) == wrote(master)  # a member makes it durable before it reports
+    assert wrote(ends.store) == wrote(master)
+    assert reports(ends.master) == []
+
+
+def test_i3_a_member_reports_only_what_it_synced(master, ends):
+    flow, policy = ends.log.flow, ends.store._attached().appender.policy
+
+    def shipped() -> int:
+        """Ships five messages. Returns the length of the log that the member has then."""
+        begin = wrote(master)
+        fill(master, 5, start=begin)
+        more = bytes(master._attached().commit_log.piece(begin, wrote(master)))
+        ends.master.sendall(wire.EPOCH_HEADER.pack(begin, len(more), flow.epoch) + more)
+        assert ends.follow() == (wire.EPOCH_HEADER.size + len(more), False)
+        assert wrote(ends.store) == wrote(master)
+        return wrote(master)
+
+    fill(master, 5)
+    ends.master.sendall(frames(master, 1 << 20))
+    ends.turns(wrote(master))
+    reports(ends.master)
+    flow.epoch = 7
+    end = shipped()
+    assert reports(ends.master) == []  # only Python knows the name of the file
+    policy.make_durable(end)
+    end = shipped()
+    assert ends.control.flushed == end
+    assert reports(ends.master) == [end, 7]
+    flow.commits.enabled = False
+    shipped()
+    assert ends.control.flushed == end
     assert reports(ends.master) == []
 
 

@@ -135,7 +135,7 @@ def test_a_handler_puts_and_waits_inside_of_a_wait(master, follower):
 
 
 def test_the_puts_that_wait_when_the_epoch_ends_are_not_acknowledged(master, follower):
-    """A later report is not for them: the new master of a group may not have them."""
+    """The new master of the group may not have them."""
     control = master._attached().control
     control.in_sync = control.in_sync_needed = 2
     control.lease_until_ms, control.epoch = 1 << 60, 7
