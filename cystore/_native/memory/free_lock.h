@@ -154,13 +154,13 @@ static inline int lock_looks_free(const pthread_mutex_t *mutex) {
 static inline int robust_trylock(pthread_mutex_t *mutex) {
     return free_lock_take(mutex) ? 0 : pthread_mutex_trylock(mutex);
 }
-/* Waits for a mutex that another thread holds; for up to some SPIN_NS, without a sleep. An owner keeps it for some 40 ns,
+/* Waits without a sleep, for some SPIN_NS, until another thread gives the mutex back. An owner keeps it for some 40 ns,
  * and a sleep in the kernel and the wake-up would take longer. Returns as robust_trylock.
  *
  * A hand-over moves all cache lines that an append writes to, one by one, and each move takes longer than the append.
  * So a waiter first pauses for so long that the owner appends many times, and touches no line meanwhile. Then it looks
  * several times in a row, because it may have looked while the owner was in the middle of an append. */
-enum { SPIN_NS = 60000, SPIN_PAUSE_NS = 8000, SPIN_LOOKS = 4 };
+enum { SPIN_NS = 100000, SPIN_PAUSE_NS = 16000, SPIN_LOOKS = 4 };
 static __attribute__((noinline, cold, unused)) int robust_trylock_after_pauses(pthread_mutex_t *mutex) {
     const int64_t begin = monotonic_ns();
     int64_t now = begin;

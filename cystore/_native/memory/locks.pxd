@@ -33,7 +33,7 @@ cdef inline int control_locked(control_block* block, int which, int status) noex
 # These functions take a lock and give it back. `Held` and the appenders use no others.
 
 cdef inline int control_trylock(control_block* block, int which, bint spinning) noexcept nogil:
-    """Returns LOCK_TAKEN, else EBUSY, EDEADLK, or the error of an unusable lock. `spinning`: spins for some 50
+    """Returns LOCK_TAKEN, else EBUSY, EDEADLK, or the error of an unusable lock. `spinning`: spins for some 100
     microseconds while another thread holds the lock."""
     cdef pthread_mutex_t* mutex = control_lock_at(block, which)
     return control_locked(block, which, robust_trylock_spinning(mutex) if spinning else robust_trylock(mutex))
