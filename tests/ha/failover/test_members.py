@@ -153,7 +153,10 @@ def test_a_reader_gives_back_what_the_failover_took_back(tmp_path, etcd):
         with subprocess.Popen([*command, "--set", "ha_truncate_diverged=true"]) as follower:
             try:
                 until(lambda: is_store(tmp_path / "reader"))
-                with cystore.open(tmp_path / "reader", services="none") as reader:
+                sizes = {
+                    "mapped_file_size_commit_log_bytes": LOG_BYTES
+                }  # the first to open the store makes it
+                with cystore.open(tmp_path / "reader", services="none", **sizes) as reader:
                     until(lambda: wrote(reader) == a.do("store.stats()['wrote']") > 0)
                     first_b.kill()
                     a.do("store.put('T', b'taken back'); store.flush()")
@@ -481,17 +484,19 @@ def test_without_etcd_a_store_opens_and_is_a_replica(tmp_path):
 
 def test_a_member_syncs_and_reports_in_the_kernel(tmp_path, etcd, monkeypatch):
     """Python does so once in each segment; then the kernel knows the segment's name."""
+    slow = {"ha_in_sync_lag_ms": 30_000}  # on a busy host it is in sync nevertheless
     with (
-        cystore.open(tmp_path / "a", **settings(etcd, "a")) as a,
-        cystore.open(tmp_path / "b", **settings(etcd, "b")) as b,
+        cystore.open(tmp_path / "a", **settings(etcd, "a", **slow)) as a,
+        cystore.open(tmp_path / "b", **settings(etcd, "b", **slow)) as b,
     ):
         put(a)
         until(lambda: in_sync(etcd) == {"a", "b"})
         policy, asked = b._attached().appender.policy, set()
         make_durable = policy.make_durable
         monkeypatch.setattr(policy, "make_durable", lambda end: (asked.add(end), make_durable(end)))
-        count = 2 * LOG_BYTES // 1000
-        for _ in range(count):
+        ends = set()
+        for _ in range(2 * LOG_BYTES // 1000):
             done = put(a, bytes(500))
-            assert b._attached().control.flushed >= done.physical_offset + done.size_bytes
-        assert len(asked) < count // 2
+            ends.add(done.physical_offset + done.size_bytes)
+            assert b._attached().control.flushed >= max(ends)
+        assert ends - asked
