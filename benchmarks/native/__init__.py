@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SOURCE = HERE / "baseline.c"
+MAP_FIXED = 0x10  # of Linux
 LIBRARY = ROOT / "build" / "benchmarks" / "baseline.so"
 
 
@@ -48,8 +50,48 @@ def library() -> ctypes.CDLL:
     loaded.checksum_pieces.argtypes = [pointer, pointer, number, pointer]
     loaded.lock_and_unlock.argtypes = [number]
     loaded.load_at_random.argtypes = [*[pointer] * 4, number, number]
+    loaded.load_in_turns.argtypes = [pointer, pointer, number, number, number, ctypes.c_uint64]
+    loaded.load_in_turns.restype = ctypes.c_double
     loaded.choose_kernel()
     return loaded
+
+
+class Joined:
+    """Files that are mapped for reading one behind the other, from `begin` on. A context manager."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+        self._libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        sizes = [path.stat().st_size for path in paths]
+        self.length = sum(sizes)
+        self.begin = self._map(None, self.length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        at = self.begin
+        for path, size in zip(paths, sizes, strict=True):  # sizes are multiples of a page, but for the last
+            with open(path, "rb") as file:
+                self._map(at, size, mmap.MAP_SHARED | MAP_FIXED, file.fileno())
+            at += size
+
+    def _map(self, at: int | None, length: int, flags: int, fd: int) -> int:
+        found = self._libc.mmap(at, length, mmap.PROT_READ, flags, fd, 0)
+        if found == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "mmap")
+        return int(found)
+
+    def __enter__(self) -> Joined:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._libc.munmap(self.begin, self.length)
+
+
+def lookup_ns(parts: list[tuple[int, int]], lines: int, count: int, seed: int) -> float:
+    """ns of a lookup that loads a line at a random place of each part, a (begin, bytes) of memory, and `lines` lines of
+    the last one. Lookups overlap."""
+    begins = (ctypes.c_void_p * len(parts))(*[begin for begin, _ in parts])
+    sizes = (ctypes.c_int64 * len(parts))(*[length for _, length in parts])
+    return float(library().load_in_turns(begins, sizes, len(parts), lines, count, seed))
 
 
 def nothing() -> Callable[..., None]:

@@ -7,12 +7,19 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import cystore
+from benchmarks import native
 from benchmarks.peers.cystore_peer import fill, open_store, prepare
 from benchmarks.suite import workload
 from benchmarks.suite.workload import TAG, TOPIC, Job, Measure
+from cystore.layout import CONSTANTS
 
+SLOTS_AT, SLOT_BYTES, ENTRY_BYTES = (
+    CONSTANTS[f"INDEX_{name}_BYTES"][0] for name in ("HEADER", "SLOT", "ENTRY")
+)
+RECORD_LINES = 4  # of the processor's caches
 PAUSE_S = 0.002  # between two wake-ups, for the waiter to fall asleep again
 
 
@@ -167,7 +174,30 @@ def query_many(job: Job) -> Measure:
                 if not all(store.query_many(TOPIC, wanted).values()):
                     raise RuntimeError(f"not found among {wanted}")
 
-        return workload.timed_queries(job, find)
+        measure = workload.timed_queries(job, find, **_lookups(store, job))
+        keys = workload.queried(job)
+        again = workload.timed(len(keys), lambda: find(keys))
+        return replace(measure, facts={"again_ns": round(again.ns_per_operation), **measure.facts})
+
+
+def _lookups(store: cystore.MessageStore, job: Job) -> dict[str, int]:
+    """ns of a lookup in bare C, which only loads, at random places of the store's own files: a slot, as many entries as
+    the chain of a key has on average, and a record. Then the same lookups again, whose pages this process has mapped by
+    then."""
+    count, config = job.options["queries"], cystore.StoreConfig()
+    keys = min(job.count, config.max_index_num)
+    entries = SLOTS_AT + SLOT_BYTES * config.max_hash_slot_num
+    index = min((job.path / "store" / "index").iterdir())  # of the first and most messages
+    segments = sorted((job.path / "store" / "commitlog").glob("0*"))
+    with native.Joined([index]) as mapped, native.Joined(segments) as log:
+        parts = [
+            (mapped.begin + SLOTS_AT, entries - SLOTS_AT),
+            *[(mapped.begin + entries, ENTRY_BYTES * keys)] * round(1 + keys / config.max_hash_slot_num),
+            (log.begin, store.wrote_position),
+        ]
+        native.lookup_ns(parts, RECORD_LINES, count, 0)
+        first, again = (native.lookup_ns(parts, RECORD_LINES, count, count) for _ in range(2))
+    return {"c_ns": round(first), "c_again_ns": round(again)}
 
 
 def find_new(job: Job) -> Measure:

@@ -136,7 +136,11 @@ def queue_loads(folder: Path, queues: int) -> dict[str, float]:
     records = FEW_MESSAGES * RECORD_BYTES
     apart = (QUEUE_BATCH * RECORD_BYTES, 1) if queues == 1 else (RECORD_BYTES, QUEUE_BATCH)
     pages = max(-(-FEW_MESSAGES * ENTRY_BYTES // queues // mmap.PAGESIZE), 1) * mmap.PAGESIZE
-    chain = (queues * TABLE_BYTES, LINE_BYTES, 1), (queues * pages, QUEUE_BATCH * ENTRY_BYTES, 1), (records, *apart)
+    chain = (
+        (queues * TABLE_BYTES, LINE_BYTES, 1),
+        (queues * pages, QUEUE_BATCH * ENTRY_BYTES, 1),
+        (records, *apart),
+    )
     return dict(zip(FLOORS, load_ns(folder, chain), strict=False))
 
 

@@ -8,6 +8,9 @@ from typing import Any
 # Further figures of a row, beside its speed.
 BESIDE = {
     "p99_ms": "99th percentile, ms",
+    "again_ns": "the same keys again, ns",
+    "c_ns": "only loads, in C, ns",
+    "c_again_ns": "the same loads again, ns",
     "p99_us": "99th percentile, µs",
     "disk_mb_per_100k": "disk, MB for 100,000",
     "redis_memory_mb_per_100k": "Redis's memory, MB for 100,000",
@@ -63,7 +66,8 @@ def _beside(case: dict[str, Any]) -> list[str]:
         return []
     lines = ["| | " + " | ".join(BESIDE[name] for name in names) + " |", "|---|" + "---:|" * len(names)]
     for row in rows:
-        lines.append("| " + " | ".join([row["label"], *(f"{row['facts'][name]:g}" for name in names)]) + " |")
+        figures = [f"{row['facts'][name]:g}" if name in row["facts"] else "" for name in names]
+        lines.append("| " + " | ".join([row["label"], *figures]) + " |")
     return [*lines, ""]
 
 

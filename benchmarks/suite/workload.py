@@ -101,12 +101,20 @@ def in_turn(ring: Sequence[Item], count: int) -> list[Item]:
 def timed_queries(job: Job, find: Callable[[Sequence[str]], None], **facts: Any) -> Measure:
     """Times `find` for keys of messages chosen at random, after as many others. RocketMQ's run warms up in the same
     way, and the first queries do not meet the load's writes to the disk."""
-    draw = random.Random(1)
-    count = job.options["queries"]
+    find(_keys_to_query(job)[0])
+    wanted = queried(job)
+    return timed(len(wanted), lambda: find(wanted), **facts)
+
+
+def queried(job: Job) -> list[str]:
+    """The keys whose queries are timed."""
+    return _keys_to_query(job)[1]
+
+
+def _keys_to_query(job: Job) -> tuple[list[str], list[str]]:
+    draw, count = random.Random(1), job.options["queries"]
     keys = [keys_of(draw.randrange(job.count), 1)[0] for _ in range(2 * count)]
-    find(keys[:count])
-    wanted = keys[count:]
-    return timed(count, lambda: find(wanted), **facts)
+    return keys[:count], keys[count:]
 
 
 def timed_reads(job: Job, read: Callable[[Sequence[int]], None], **facts: Any) -> Measure:
