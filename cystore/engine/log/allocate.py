@@ -21,6 +21,7 @@ from cystore.engine.files.progress import Progress
 from cystore.engine.log.active_segment import ActiveSegment
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import refuse_writes
+from cystore.engine.log.pace import Pace
 from cystore.engine.pool.buffers import BufferPool
 from cystore.errors import StoreFullError, SyncFailedError
 from cystore.layout import FLAGS
@@ -40,8 +41,6 @@ FILES_AHEAD_BYTES = 64 * 1024 * 1024
 MOST_FILES_AHEAD = 4  # of a store with small files
 FILES_AHEAD_LEFT = 2  # after a clean close: RocketMQ's load looks for the log's end in the last three files
 LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
-# If so many bytes are appended in this time, the pages of the next step are brought into memory first.
-FAST_BYTES, FAST_S = 4 * 1024 * 1024, 2.0
 READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go, some 0.2 ms
 POPULATED_BYTES = 16 * 1024 * 1024  # in one turn, some 5 ms: the thread dispatches between two turns
 OFTEN_SYNCS = 4  # in a turn: more than the service `flush` makes, so puts wait for them
@@ -86,15 +85,11 @@ class Allocator:
         self._kept_writable = (-1, -1)  # (wrote position, number of the last flush)
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
         self._written_ahead = 0  # log position up to which this process wrote empty pages to the disk
-        self._syncs = control.flush_seq  # at the last turn
+        self._pace = Pace(control)
         self._at_hand = 0  # log position up to which `fault_in` made pages ready
         self._own_end = 0  # the last result of `fault_in`: appends of this process ask again behind it
         self._pages_bytes = FIRST_PAGES_BYTES
         self._has_headroom = False
-        self._step_wrote, self._step_s = (
-            0,
-            0.0,
-        )  # the wrote position and the time of this process's last step ahead
 
     def keep_headroom(self) -> None:
         """Reserves space for the next recovery, which needs some on a full disk, first of all for the control block.
@@ -270,6 +265,7 @@ class Allocator:
         if control.put_count == 0:
             return Progress(0)
         before = control.allocated
+        self._pace.look()
         if not self._go_ahead():
             return Progress(0)  # another process is at work
         populated = 0
@@ -290,13 +286,11 @@ class Allocator:
     def _go_ahead(self) -> bool:
         """Reserves the next step, in existing files, once half of the last one is used. False if another process has
         the lock, or has reserved it."""
-        control, wrote, now_s = self._control, self._control.log_end, monotonic_s()
-        in_memory = wrote - self._step_wrote >= FAST_BYTES and now_s - self._step_s < FAST_S
-        in_memory = in_memory and not control.flags & FLAG_SLAVE
+        control, wrote = self._control, self._control.log_end
+        in_memory = self._pace.fills_large_pages and not control.flags & FLAG_SLAVE
         end = min(self._target(MOST_FILES_AHEAD if in_memory else 1), self._end_of_files())
         if control.allocated - wrote >= self._ahead_bytes // 2 or control.allocated >= end:
             return True
-        self._step_wrote, self._step_s = wrote, now_s
         while (at := control.allocated) < end:
             if self._has_headroom and self._has_file(at):
                 if not self._go_to_end_of_file(at, end, in_memory):
@@ -356,9 +350,8 @@ class Allocator:
         """Where puts wait for the disk: writes the next pages to it while they are empty. The first write of a page
         makes the file system note that its block is in use, and a sync waits for that note as long as for the bytes."""
         control, wrote = self._control, self._control.log_end
-        syncs, self._syncs = (control.flush_seq - self._syncs) & 0xFFFFFFFF, control.flush_seq
         begin, end = max(self._written_ahead, wrote), min(wrote + WRITTEN_AHEAD_BYTES, control.allocated)
-        if syncs < OFTEN_SYNCS or end - begin < WRITTEN_AHEAD_BYTES // 2:
+        if self._pace.syncs < OFTEN_SYNCS or end - begin < WRITTEN_AHEAD_BYTES // 2:
             return
         segment = self._written_at(begin)
         if segment is None or not segment.writable or segment.in_memory:
@@ -429,7 +422,7 @@ class Allocator:
             ):  # cleaned, or ended by another process: appends continue behind it
                 break
             upto = min(end, segment.end, begin + (self._step_bytes or MOST_BYTES))
-            if upto - begin >= READ_AHEAD_BYTES and not segment.in_memory:
+            if self._pace.fills_large_pages and upto - begin >= READ_AHEAD_BYTES and not segment.in_memory:
                 with PagesAhead(self._commit_log.files.path(segment.base)) as pages:
                     pages.read(begin - segment.base, upto - segment.base)
             with files.translated(segment.path):

@@ -14,7 +14,7 @@ import cystore
 from cystore.attachment.release_thread import housekeeper
 from cystore.derived.dispatch import backlog, dispatcher
 from cystore.engine.files.segments import MappedFileQueue
-from cystore.engine.log import allocate
+from cystore.engine.log import allocate, pace
 from cystore.system import files
 from cystore.system.ranges.pages_ahead import PagesAhead
 from tests.support.process import Process
@@ -163,7 +163,7 @@ def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path)
 def test_pages_of_fast_appends_are_in_memory_before_their_room_is_there(tmp_path, monkeypatch):
     """Seen: a put that came to a missing page made 8 MiB of pages at once, the kernel's read-ahead: 20 ms of processor
     time where memory is scarce."""
-    monkeypatch.setattr(allocate, "FAST_BYTES", MIB)
+    monkeypatch.setattr(pace, "FAST_BYTES", MIB)
     with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
         parts = store._parts
         allocator, log, control = parts.allocator, parts.commit_log.files, parts.control
@@ -215,7 +215,7 @@ def test_rare_appends_take_no_memory_ahead(tmp_path, monkeypatch):
         for _ in range(3):
             store.put("T", body_for(FILE_BYTES // 4))
             store._parts.allocator.run_once()
-        monkeypatch.setattr(allocate, "FAST_S", 0.0)
+        monkeypatch.setattr(pace, "FAST_S", 0.0)
         for _ in range(8):
             store.put("T", body_for(FILE_BYTES // 2 + 100))
             store._parts.allocator.run_once()
