@@ -135,5 +135,6 @@ def test_no_intact_record_is_called_damaged(made, data):
             assert unknown <= struck
         for (topic, queue_id), (_, following) in bounds.items():
             slot = store.control.find_queue(topic, queue_id)
-            if knows_queues:
+            # Two wrong records may continue each other: nothing in RocketMQ's format contradicts the second.
+            if knows_queues and len(struck) < 2:
                 assert store.control.queue_dispatched(slot) <= following
