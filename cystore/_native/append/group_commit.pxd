@@ -31,10 +31,10 @@ cdef class GroupCommit:
     cdef int _reach(self, control_block* block, MappedFile segment, int64_t end, bint flushes, bint replicates,
                     int64_t epoch, int64_t* waited_ms) noexcept nogil
     cdef void _take_turn(self) noexcept nogil
-    cdef int _flush(self, control_block* block, MappedFile segment, int64_t end, bint announces,
+    cdef int _flush(self, control_block* block, MappedFile segment, int64_t end, bint gathers, bint announces,
                     int64_t until_ns) noexcept nogil
     cdef int _replicate(self, control_block* block, int64_t end, int64_t epoch, int64_t until_ns) noexcept nogil
-    cdef int _lead(self, control_block* block, MappedFile segment, bint announces) noexcept nogil
+    cdef int _lead(self, control_block* block, MappedFile segment, bint gathers, bint announces) noexcept nogil
     cdef int _sync(self, control_block* block, MappedFile segment, int64_t begin, int64_t end) noexcept nogil
     cdef int _last_record(self, control_block* block, MappedFile segment, int64_t* last,
                           int64_t* end) noexcept nogil

@@ -135,7 +135,7 @@ cdef class GroupCommit:
         that appends alone to `segment`."""
         if block.pooled or not self.enabled or segment.base != self.base or segment.private or not segment.writable:
             return False
-        return self._flush(block, segment, end, False, until_ns) == DONE \
+        return self._flush(block, segment, end, False, False, until_ns) == DONE \
             and (end <= load_i64(&self.home_at) or self._is_home(block))
 
     cdef int _reach(self, control_block* block, MappedFile segment, int64_t end, bint flushes, bint replicates,
@@ -144,7 +144,7 @@ cdef class GroupCommit:
         cdef int64_t until_ns = begun_ns + self.slice_ms * NS_PER_MS
         cdef int outcome = DONE
         if flushes:
-            outcome = self._flush(block, segment, end, replicates, until_ns)
+            outcome = self._flush(block, segment, end, True, replicates, until_ns)
             if outcome == DONE and end > load_i64(&self.home_at) and not self._is_home(block):
                 return ODD
             if outcome == DONE and replicates:
@@ -166,7 +166,7 @@ cdef class GroupCommit:
             sched_yield()
             now_ns = monotonic_ns()
 
-    cdef int _flush(self, control_block* block, MappedFile segment, int64_t end, bint announces,
+    cdef int _flush(self, control_block* block, MappedFile segment, int64_t end, bint gathers, bint announces,
                     int64_t until_ns) noexcept nogil:
         """Returns when the log is durable up to `end`. This thread leads when no other one does."""
         cdef uint32_t seen
@@ -183,7 +183,7 @@ cdef class GroupCommit:
             if status == LOCK_TAKEN:
                 status = DONE
                 if load_i64(&block.flushed) < end:
-                    status = self._lead(block, segment, announces)
+                    status = self._lead(block, segment, gathers, announces)
                 control_unlock(block, LOCK_FLUSH)
                 add_u32(&block.flush_seq, 1)
                 futex_wake_all(&block.flush_seq)
@@ -212,12 +212,13 @@ cdef class GroupCommit:
             if left_ns <= 0 or control_wait_key(block, self.reported_key, seen, left_ns // NS_PER_MS + 1) == EINTR:
                 return LATER
 
-    cdef int _lead(self, control_block* block, MappedFile segment, bint announces) noexcept nogil:
+    cdef int _lead(self, control_block* block, MappedFile segment, bint gathers, bint announces) noexcept nogil:
         """Under the flush lock: syncs what is appended, and publishes the flushed position."""
         cdef int64_t begin, last, end, begun_ns
         if control_repair_due(block, LOCK_FLUSH) or load_u32(&block.flags) & FLAG_SYNC_FAILED:
             return ODD
-        self._gather(block)
+        if gathers:
+            self._gather(block)
         begin = load_i64(&block.flushed)
         if self._last_record(block, segment, &last, &end) != DONE or begin < segment.base:
             return ODD

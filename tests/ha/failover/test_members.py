@@ -500,3 +500,4 @@ def test_a_member_syncs_and_reports_in_the_kernel(tmp_path, etcd, monkeypatch):
             ends.add(done.physical_offset + done.size_bytes)
             assert b._attached().control.flushed >= max(ends)
         assert ends - asked
+        assert not b._attached().control.gathered, "nobody else appends to a member while it syncs"
