@@ -14,7 +14,7 @@ from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.window import Drops, LogWindow
-from cystore.errors import OffsetError
+from cystore.errors import OffsetError, StoreResourceError
 from tests.oracle.queue import encode_entry, entry_of
 from tests.oracle.record import Record, encode
 
@@ -153,6 +153,52 @@ def test_a_budget_that_drops_mappings_is_heeded():
     drops.dropped()
     log.get(window, 7, 1)
     assert len(log.kept()) == 20  # a few may stay
+
+
+def test_a_batch_ends_where_its_segments_are_more_than_the_budget():
+    log, drops = Log(list(range(200))), Drops()
+
+    def dropping(offset: int) -> MappedFile:
+        drops.dropped()
+        return log.segment_for(offset)
+
+    window = LogWindow(dropping, (), None, BYTES, drops)
+    assert log.get(window, 0, 200) == (log.places[:33], 33)
+    assert log.get(window, 33, 100)[0] == log.places[33:66]
+    assert log.kept() == set(range(33, 66))
+
+
+def test_a_drop_empties_the_lists_of_spare_windows():
+    log, drops = Log(list(range(4))), Drops()
+    spare = [log.window(drops)]
+    log.get(spare[0], 0, 4)
+    drops.empties(spare)
+    assert log.kept() == {0, 1, 2, 3}
+    drops.dropped()
+    assert spare == []
+    assert log.kept() == set()
+
+
+@pytest.mark.parametrize("bytes_known", [True, False])
+def test_a_window_lets_its_segments_go_if_there_is_no_room_for_one_more(bytes_known):
+    log = Log(list(range(50)))
+
+    def in_little_memory(offset: int) -> MappedFile:
+        if len(log.kept()) >= 10:
+            raise StoreResourceError("no room")
+        return log.segment_for(offset)
+
+    window = LogWindow(in_little_memory, (), None, BYTES if bytes_known else 0, None)
+    for number in range(25):
+        assert log.get(window, number, 1) == ([log.places[number]], 1)
+    assert log.kept() == set(range(20, 25))
+    assert log.get(window, 25, 25) == (log.places[25:30], 5)  # the batch needs the segments that it has
+    assert log.get(window, 30, 20) == (log.places[30:40], 10)
+    held = [log.segment_for(at) for at in log.places[:10]]
+    with pytest.raises(StoreResourceError):
+        log.get(window, 40, 1)
+    del held
+    assert log.get(window, 40, 1) == ([log.places[40]], 1)
 
 
 def test_a_full_window_ends_a_batch_that_has_messages():

@@ -31,7 +31,7 @@ from cystore._native.record.window cimport (
     LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_bytes, window_prefetch
 )
 from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
-from cystore.errors import CorruptRecordError, MessageIllegalError
+from cystore.errors import CorruptRecordError, MessageIllegalError, StoreResourceError
 
 cdef enum:
     # Records of a queue that lie far apart are in no cache, and the processor does not foresee them. The kernel fetches
@@ -322,7 +322,7 @@ cdef _damage(const selection* s, LogWindow window, MappedFile file):
 
 cdef int _select(selection* s, LogWindow window, MappedFile file, predicate, UnitReader units) except -1:
     """Runs the selection to its end and maps segments on demand. A batch with messages ends where one more segment
-    would evict another from the window."""
+    would evict another from the window, or where there is no room for one more."""
     cdef MappedFile segment
     cdef int status
     while True:
@@ -336,7 +336,12 @@ cdef int _select(selection* s, LogWindow window, MappedFile file, predicate, Uni
         elif status == SELECT_NEED_UNITS:
             units.need(&s.units, s.wanted)
         elif status == SELECT_NEED_SEGMENT and not (s.found and window.is_full(s.wanted)):
-            window.need(s.wanted)
+            try:
+                window.need(s.wanted, s.found != 0)
+            except StoreResourceError:
+                if s.found == 0:
+                    raise
+                return 0
         elif status == SELECT_DAMAGED and s.found == 0 and not (s.at and (s.program != NULL or s.asks)):
             # Damage behind messages that a filter refused ends the batch; the next batch begins with the damage.
             raise _damage(s, window, file)

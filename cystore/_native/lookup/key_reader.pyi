@@ -35,6 +35,7 @@ class KeyReader:
         self,
         control: Control,
         shapes: Callable[[], list[Any]],
+        windows: list[LogWindow],
         new_window: Callable[[], LogWindow],
         general: Callable[..., QueryResult],
         counts: ReadCounts,
@@ -43,6 +44,5 @@ class KeyReader:
         *,
         bounded: bool = False,
     ) -> None: ...
-    def forget_windows(self) -> None: ...
 
 def query_function(reader: KeyReader, owner: object = None) -> Callable[..., QueryResult]: ...

@@ -186,7 +186,7 @@ cdef class KeyReader:
     """`query` of one attached store. Safe for threads.
 
     `shapes()` returns the index files for `find_messages`; the reader calls it again when the index files change.
-    `new_window()` makes a window. `general` answers all other queries, and all queries after a fork or `close` detached
+    `new_window()` makes a window; `windows` holds spare windows. `general` answers all other queries, and all queries after a fork or `close` detached
     this object. The reader calls `report(errors)` when a query meets damage.
     """
 
@@ -199,16 +199,13 @@ cdef class KeyReader:
     cdef ReadCounts counts
     cdef bint bounded           # while the store confirms, `general` answers every query
 
-    def __init__(self, Control control not None, shapes not None, new_window not None, general not None,
-                 ReadCounts counts not None, report not None, DispatchKernel dispatcher=None, *, bint bounded=False):
+    def __init__(self, Control control not None, shapes not None, list windows not None, new_window not None,
+                 general not None, ReadCounts counts not None, report not None, DispatchKernel dispatcher=None, *,
+                 bint bounded=False):
         self.bounded = bounded
         self.dispatcher, self.counts, self.report = dispatcher, counts, report
         self.control, self.shapes, self.new_window, self.general = control, shapes, new_window, general
-        self.windows = []
-
-    def forget_windows(self):
-        """Drops the spare windows, which keep segments mapped."""
-        self.windows = []
+        self.windows = windows
 
     cdef QueryResult find(self, PyObject* topic, PyObject* key, int64_t max_count):
         """The newest messages of a topic with a key, both plain ASCII text, or None if `general` has to answer."""

@@ -40,7 +40,7 @@ from cystore._native.record.message cimport Message, found_message
 from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_OK, record_view
 from cystore._native.record.window cimport LogWindow, WINDOW_NEED_SEGMENT, log_window, window_record
-from cystore.errors import CorruptRecordError, OffsetError
+from cystore.errors import CorruptRecordError, OffsetError, StoreResourceError
 from cystore.results import GetStatus
 
 cdef extern from "Python.h":
@@ -332,9 +332,13 @@ cdef class QueueReader:
                 break  # one more segment would evict another
             else:
                 try:
-                    window.need(c.select.wanted)
+                    window.need(c.select.wanted, c.select.found != 0)
                 except (OffsetError, CorruptRecordError):
                     return None
+                except StoreResourceError:
+                    if c.select.found == 0:
+                        raise
+                    break
             with nogil:
                 status = _select(&c, &window.c) if c.select.entries == NULL else queue_select(&c.select, &window.c)
         if status == NOT_HERE:

@@ -71,6 +71,7 @@ cdef inline bint record_expired(const log_window* window, const record_view* v) 
 
 cdef class Drops:
     cdef readonly int64_t count
+    cdef list spare         # lists of windows
 
 
 cdef class LogWindow:
@@ -89,9 +90,10 @@ cdef class LogWindow:
     cdef int64_t* numbers       # scratch space of the call that has the window
     cdef int64_t numbers_room
     cdef int move(self, int64_t minimum, int64_t wrote) except -1
-    cdef int need(self, int64_t offset) except -1
-    # Whether `need` would replace a segment that the window has.
+    cdef int need(self, int64_t offset, bint keeps=*) except -1
+    # Whether `need` would let a segment go that the window has.
     cdef bint is_full(self, int64_t offset) noexcept
+    cdef bint _is_over_budget(self) noexcept
     cdef int _clear(self, int64_t below) except -1
     cdef int _make_places(self, int room) except -1
     cdef int _put(self, int place, MappedFile file, object view) except -1

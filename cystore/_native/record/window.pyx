@@ -15,6 +15,8 @@ from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.record_read cimport record_at
 from cystore._native.record.record_view cimport RECORD_OK, record_view
 
+from cystore.errors import StoreResourceError
+
 cdef enum:
     PLACES = 8      # of a new window
 
@@ -134,9 +136,19 @@ cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nog
 cdef class Drops:
     """How often a store's budget dropped mappings: then windows let go of them, too."""
 
+    def __cinit__(self):
+        self.spare = []
+
+    def empties(self, list windows not None):
+        """From now on each drop empties this list of windows that no call uses."""
+        self.spare.append(windows)
+
     def dropped(self):
         """Counts once more."""
+        cdef list windows
         self.count += 1
+        for windows in self.spare:
+            windows.clear()
 
 
 @cython.final
@@ -146,7 +158,8 @@ cdef class LogWindow:
 
     `segment_bytes`: the length of each segment. The window keeps all segments that it was asked for, up to
     WINDOW_SEGMENTS, until `drops` counts: then it keeps them only if they are few. Without a length (0) the window
-    keeps the last WINDOW_PARTS files, which may be parts of segments.
+    keeps the last WINDOW_PARTS files, which may be parts of segments. It lets all go if the system has no room for one
+    more.
     """
 
     def __cinit__(self, segment_for not None, holes=(), Control control=None, int64_t segment_bytes=0,
@@ -189,18 +202,23 @@ cdef class LogWindow:
         It drops all, if they are more than half of WINDOW_PARTS, when the store's budget dropped mappings since the
         last call. So it does with parts of segments: then a batch keeps all of its parts, even if its records are
         spread over many."""
-        cdef int64_t drops = 0 if self.drops is None else self.drops.count
-        if self.c.count > WINDOW_PARTS // 2 and (self.c.segment_bytes == 0 or drops != self.seen_drops):
+        if self.c.count > WINDOW_PARTS // 2 and self.c.segment_bytes == 0 or self._is_over_budget():
             self._clear(INT64_MAX)
         elif self.c.minimum != minimum:
             self._clear(minimum)
-        self.seen_drops = drops
+        if self.drops is not None:
+            self.seen_drops = self.drops.count
         self.c.minimum = minimum
         self.c.wrote = wrote
         if self.control is not None:
             self.keeps_block = self.control.file  # a close meanwhile must not unmap it
             self.c.block = self.control.block
         return 0
+
+    cdef bint _is_over_budget(self) noexcept:
+        """Whether the store's budget dropped mappings, and the window has many segments."""
+        return self.drops is not None and self.drops.count != self.seen_drops \
+            and self.c.segment_bytes != 0 and self.c.count > WINDOW_PARTS // 2
 
     cdef int _clear(self, int64_t below) except -1:
         """Frees the places of segments that end at or below an offset."""
@@ -263,15 +281,25 @@ cdef class LogWindow:
 
     cdef bint is_full(self, int64_t offset) noexcept:
         if self.c.segment_bytes:
-            return _always_together(&self.c, _home(&self.c, offset), offset)
+            return self._is_over_budget() or _always_together(&self.c, _home(&self.c, offset), offset)
         return self.c.room >= WINDOW_PARTS and self.c.count == self.c.room
 
-    cdef int need(self, int64_t offset) except -1:
-        """Adds the segment of `offset`. It replaces another one if the window is full. Raises the errors of
-        `segment_for`."""
-        cdef MappedFile file = self.segment_for(offset)
-        cdef object view = PyMemoryView_FromObject(file)
-        return self._put(self._place_for(file), file, view)
+    cdef int need(self, int64_t offset, bint keeps=False) except -1:
+        """Adds the segment of `offset`. It replaces another one if the window is full, and all if they are over the
+        budget, or if there is no room for one more. `keeps`: the caller asked `is_full`, and needs the segments that
+        are here. Raises the errors of `segment_for`."""
+        cdef MappedFile file
+        if not keeps and self._is_over_budget():
+            self._clear(INT64_MAX)
+            self.seen_drops = self.drops.count
+        try:
+            file = self.segment_for(offset)
+        except StoreResourceError:
+            if keeps or self.c.count == 0:
+                raise
+            self._clear(INT64_MAX)
+            file = self.segment_for(offset)
+        return self._put(self._place_for(file), file, PyMemoryView_FromObject(file))
 
     cdef int place_of(self, int64_t offset) noexcept:
         return self.c.latest if _find(&self.c, offset) else -1

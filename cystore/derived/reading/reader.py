@@ -89,6 +89,9 @@ class Reader:
             count_in_disk=config.max_transfer_count_on_message_in_disk,
         )
         self._windows: list[LogWindow] = []
+        self._key_windows: list[LogWindow] = []
+        for windows in (self._windows, self._key_windows):
+            commit_log.files.drops.empties(windows)
         self._tail = TailReader(control)
         self._healer = QueueHealer(control, commit_log, queues)
         self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer)
@@ -96,7 +99,6 @@ class Reader:
         self._help = DispatchHelp(dispatcher, commit_log.files.directory)
         keys = self._tail.keys
         self._by_key = KeySearch(control, commit_log, index, self.counts, self._windows, self._help, keys)
-        self._key_reader: KeyReader | None = None
         self._queue_reader: QueueReader | None = None
         self._forgotten_below = 0
         self._read_only = control.read_only
@@ -169,8 +171,7 @@ class Reader:
     def forget_windows(self) -> None:
         """Drops the segments that are kept for the next call."""
         self._windows.clear()
-        if self._key_reader is not None:
-            self._key_reader.forget_windows()
+        self._key_windows.clear()
         if self._queue_reader is not None:
             self._queue_reader.forget_files()
 
@@ -428,9 +429,10 @@ class Reader:
 
     def key_reader(self, general: Callable[..., QueryResult]) -> KeyReader:
         """Answers usual queries without a call through Python; for the others it calls `general`."""
-        self._key_reader = KeyReader(
+        return KeyReader(
             self._control,
             self._index.shapes,
+            self._key_windows,
             self._commit_log.window,
             general,
             self.counts,
@@ -438,7 +440,6 @@ class Reader:
             self._dispatcher.kernel,
             bounded=not self.is_whole,
         )
-        return self._key_reader
 
     def queue_reader(
         self, general: Callable[..., GetResult], general_read: Callable[..., Message]

@@ -86,7 +86,10 @@ class Mappings:
             self._kept[queue, file.base] = file, needed
             self._bytes += file.length
             gone = self._over_budget()
-        del gone  # outside the lock: the end of a large mapping takes a while
+        # Outside the lock: the end of a large mapping takes a while.
+        if gone:
+            self.drops.dropped()
+        del gone
 
     def _over_budget(self) -> list[MappedFile]:
         gone: list[MappedFile] = []
@@ -98,8 +101,6 @@ class Mappings:
             if not needed(file):
                 gone.append(file)
                 self._forget(queue, base)
-        if gone:
-            self.drops.dropped()
         return gone
 
     def _fits(self) -> bool:
@@ -132,5 +133,5 @@ class Mappings:
         with self._lock:
             old = [key for key, (file, needed) in self._kept.items() if not needed(file)]
             gone = [self._forget(*key) for key in old[: (len(old) + 1) // 2]]
-            self.drops.dropped()
+        self.drops.dropped()
         return bool(gone)

@@ -33,14 +33,15 @@ def test_each_file_of_a_queue_stays_at_hand(tmp_path, monkeypatch):
             assert turn == 0 or asked == []
 
 
+SIZES = {
+    "mapped_file_size_commit_log_bytes": 4096,
+    "mapped_file_size_consume_queue_bytes": ENTRY_BYTES * 1000,
+}
+
+
 def many_segments(path, **more) -> cystore.MessageStore:
     """A store with 150 segments of a message each."""
-    store = open_small(
-        path,
-        mapped_file_size_commit_log_bytes=4096,
-        mapped_file_size_consume_queue_bytes=ENTRY_BYTES * 1000,
-        **more,
-    )
+    store = open_small(path, **SIZES, **more)
     for number in range(150):
         store.put("T", b"%d " % number + bytes(3000), keys=(f"k{number}",))
     store.dispatch()
@@ -83,3 +84,30 @@ def test_segments_at_hand_heed_the_budget(tmp_path):
             read_all_over(store, seed)
             # The budget's 40, and a few of each reader: of `get` and `query_many`, and of `query`.
             assert mapped_files() <= before + 40 + 2 * 33
+
+
+def test_a_call_that_refuses_all_messages_heeds_the_budget(tmp_path):
+    """Seen: a get with a filter kept the segments of all refused messages mapped, whatever mapped_bytes_max said. Where
+    memory was limited it failed, each time."""
+    many_segments(tmp_path / "s").close()
+    with open_small(tmp_path / "s", **SIZES, mapped_bytes_max=40 * 4096) as store:
+        before = mapped_files()
+        during: list[int] = []
+        got = store.get("T", 0, 0, filter=lambda message: during.append(mapped_files()) or False)
+        assert (len(during), got.messages) == (150, [])
+        assert max(during) <= before + 40 + 33
+        assert mapped_files() <= before + 40
+
+
+def test_spare_windows_let_go_of_what_the_budget_drops(tmp_path):
+    """Seen: a thread that had read the whole log kept all of it mapped until it read again."""
+    with many_segments(tmp_path / "s") as store:
+        store.flush()  # what is not durable is needed
+        read_all_over(store, 1)
+        for number in range(150):
+            store.query("T", f"k{number}")
+        before = mapped_files()
+        while store._attached().commit_log.files._mappings.make_room():
+            pass
+        assert mapped_files() <= before - 149  # the last segment is needed
+        assert bytes(store.get("T", 0, 7, 1).messages[0].body).startswith(b"7 ")
