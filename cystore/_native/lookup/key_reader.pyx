@@ -186,8 +186,8 @@ cdef class KeyReader:
     """`query` of one attached store. Safe for threads.
 
     `shapes()` returns the index files for `find_messages`; the reader calls it again when the index files change.
-    `new_window()` makes a window; `windows` holds spare windows. `general` answers all other queries, and all queries after a fork or `close` detached
-    this object. The reader calls `report(errors)` when a query meets damage.
+    `new_window()` makes a window; `windows` holds spare windows. `general` answers all other queries, and all queries
+    after a fork or `close` detached this object. The reader calls `report(errors)` when a query meets damage.
     """
 
     cdef Control control

@@ -17,11 +17,11 @@ from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
+from cystore.engine.files.pace import Pace
 from cystore.engine.files.progress import Progress
 from cystore.engine.log.active_segment import ActiveSegment
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import refuse_writes
-from cystore.engine.log.pace import Pace
 from cystore.engine.pool.buffers import BufferPool
 from cystore.errors import StoreFullError, SyncFailedError
 from cystore.layout import FLAGS

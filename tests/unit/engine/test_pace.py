@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import cystore
-from cystore.engine.log import pace
+from cystore.engine.files import pace
 from tests.support.small_stores import open_small
 
 MIB = 1024 * 1024

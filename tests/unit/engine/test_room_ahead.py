@@ -13,8 +13,9 @@ import pytest
 import cystore
 from cystore.attachment.release_thread import housekeeper
 from cystore.derived.dispatch import backlog, dispatcher
+from cystore.engine.files import pace
 from cystore.engine.files.segments import MappedFileQueue
-from cystore.engine.log import allocate, pace
+from cystore.engine.log import allocate
 from cystore.system import files
 from cystore.system.ranges.pages_ahead import PagesAhead
 from tests.support.process import Process
