@@ -2,6 +2,7 @@ from libc.stdint cimport INT32_MAX, INT32_MIN, UINT64_MAX, int32_t, int64_t, uin
 
 from cystore._native.layout cimport (
     INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_HEADER_NEXT_ENTRY_AT, INDEX_HEADER_USED_SLOTS_AT, INDEX_SLOT_BYTES,
+    index_entry_key_hash, index_entry_physical_offset, index_entry_previous, index_entry_seconds,
     index_entry_set_key_hash, index_entry_set_physical_offset, index_entry_set_previous, index_entry_set_seconds,
     index_header_begin_timestamp, index_header_set_begin_physical_offset, index_header_set_begin_timestamp,
     index_header_set_end_physical_offset, index_header_set_end_timestamp, index_header_used_slots, load_be32, store_be64
@@ -19,6 +20,18 @@ cdef extern from "failpoints.h" nogil:
 
 cdef extern from *:
     ctypedef unsigned long long uint128_t "unsigned __int128"
+
+cdef extern from * nogil:
+    """
+    /* RocketMQ's clock may step back between two records. A time range still finds entries that are this much out of
+     * order. */
+    #define CLOCK_STEP_MS ((int64_t)600000)
+    /* The limit of times from callers; a larger time from a file is not used. So the sum of two times does not
+     * overflow. */
+    #define TIME_MAX_MS ((int64_t)1 << 61)
+    """
+    const int64_t CLOCK_STEP_MS
+    const int64_t TIME_MAX_MS
 
 cdef enum IndexStatus:
     INDEX_OK = 0
@@ -78,8 +91,6 @@ cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nog
 cdef bint index_may_hold(const index_view* index, int64_t begin_ms, int64_t end_ms) noexcept nogil
 cdef void index_walk_begin(const index_view* index, index_walk* walk) noexcept nogil
 cdef int index_walk_next(const index_view* index, index_walk* walk, int64_t* offsets, int room) noexcept nogil
-# Examines one entry of `walk`, which is not at its end.
-cdef int index_walk_step(const index_view* index, index_walk* walk, int64_t* offset) noexcept nogil
 # Fetches the next entry of a walk from memory.
 cdef void index_walk_prefetch(const index_view* index, const index_walk* walk) noexcept nogil
 cdef int index_query(const index_view* index, key_query* q, log_window* window) noexcept nogil
@@ -198,3 +209,29 @@ cdef inline int index_put(index_view* index, int32_t hash, uint32_t slot_number,
     publish_be32(slot, <uint32_t>number)
     failpoint("index.linked")
     return INDEX_OK
+
+
+cdef inline int index_walk_step(const index_view* index, index_walk* walk, int64_t* offset) noexcept nogil:
+    """Examines one entry of a walk that is not at its end, and moves to the next. Returns 1 and sets `offset` if the
+    entry has the hash and its time may lie in the range.
+
+    The time of an entry is exact to a second. It is unknown for the first entry of a file and for an entry at or
+    before the file's begin. So a skipped entry is outside of the range, but a returned one may be outside too.
+    """
+    cdef int64_t begin = index_header_begin_timestamp(index.p)
+    cdef int64_t earliest
+    cdef int32_t number = walk.entry
+    cdef const uint8_t* entry = index_entry(index, number)
+    cdef int32_t seconds = index_entry_seconds(entry)
+    walk.entry = index_linked(index_entry_previous(entry), number)
+    if number > 1 and 0 < seconds < INT32_MAX and 0 < begin < TIME_MAX_MS:
+        earliest = begin + <int64_t>seconds * 1000
+        if earliest + 999 < walk.begin_ms - CLOCK_STEP_MS:
+            walk.entry = 0
+            return 0
+        if earliest > walk.end_ms or earliest + 999 < walk.begin_ms:
+            return 0
+    if index_entry_key_hash(entry) != walk.hash:
+        return 0
+    offset[0] = index_entry_physical_offset(entry)
+    return 1

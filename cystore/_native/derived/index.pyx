@@ -13,7 +13,7 @@ from libc.string cimport memcmp
 
 from cystore._native.layout cimport (
     INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, index_entry_key_hash, index_entry_physical_offset,
-    index_entry_previous, index_entry_seconds, index_header_begin_timestamp, index_header_end_timestamp,
+    index_entry_previous, index_header_begin_timestamp, index_header_end_timestamp,
     index_header_used_slots, load_be32, takes_index_entry
 )
 from cystore._native.memory.atomics cimport observe_be32, prefetch_for_read, publish_be32
@@ -25,12 +25,6 @@ from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, 
 from cystore._native.record.window cimport (
     WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_prefetch, window_record
 )
-
-# RocketMQ's clock may step back between two records. A time range still finds entries that are this much out of order.
-cdef int64_t CLOCK_STEP_MS = 600_000
-# The limit of times from callers; a larger time from a file is not used. So the sum of two times does not overflow.
-cdef int64_t TIME_MAX_MS = 1 << 61
-
 
 cdef int64_t index_time(int64_t ms) noexcept nogil:
     return max(-TIME_MAX_MS, min(ms, TIME_MAX_MS))
@@ -89,32 +83,6 @@ cdef void index_walk_begin(const index_view* index, index_walk* walk) noexcept n
     cdef int32_t newest = <int32_t>observe_be32(index_slot(index, index_slot_number(index, walk.hash)))
     # The slot is read before the count, so an entry that it names is below the count.
     walk.entry = index_linked(newest, index_next_entry(index))
-
-
-cdef int index_walk_step(const index_view* index, index_walk* walk, int64_t* offset) noexcept nogil:
-    """Examines one entry and moves to the next. Returns 1 and sets `offset` if the entry has the hash and its time may
-    lie in the range.
-
-    The time of an entry is exact to a second. It is unknown for the first entry of a file and for an entry at or
-    before the file's begin. So a skipped entry is outside of the range, but a returned one may be outside too.
-    """
-    cdef int64_t begin = index_header_begin_timestamp(index.p)
-    cdef int64_t earliest
-    cdef int32_t number = walk.entry
-    cdef const uint8_t* entry = index_entry(index, number)
-    cdef int32_t seconds = index_entry_seconds(entry)
-    walk.entry = index_linked(index_entry_previous(entry), number)
-    if number > 1 and 0 < seconds < INT32_MAX and 0 < begin < TIME_MAX_MS:
-        earliest = begin + <int64_t>seconds * 1000
-        if earliest + 999 < walk.begin_ms - CLOCK_STEP_MS:
-            walk.entry = 0
-            return 0
-        if earliest > walk.end_ms or earliest + 999 < walk.begin_ms:
-            return 0
-    if index_entry_key_hash(entry) != walk.hash:
-        return 0
-    offset[0] = index_entry_physical_offset(entry)
-    return 1
 
 
 cdef int index_walk_next(const index_view* index, index_walk* walk, int64_t* offsets, int room) noexcept nogil:

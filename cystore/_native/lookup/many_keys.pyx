@@ -13,9 +13,9 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
 from cystore._native.memory.atomics cimport load_i64, prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.index cimport (
-    QUERY_CANDIDATES, QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_query,
-    index_entry, index_slot, index_slot_number, index_time, index_topic_seed, index_view, index_walk_begin,
-    index_walk_step, key_query
+    QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_entry, index_key_hash, index_may_hold, index_query, index_slot,
+    index_slot_number, index_time, index_topic_seed, index_view, index_walk, index_walk_begin, index_walk_step,
+    key_query
 )
 from cystore._native.layout cimport INDEX_ENTRY_BYTES, control_block
 from cystore._native.memory.mapping cimport MappedFile
@@ -42,21 +42,35 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
 
 cdef enum:
-    GROUP = 64
-    AHEAD = 4       # lookups between the fetch of a record's lines and their use
+    GROUP = 128
+    NEAR = 2        # candidates of one key in one index file that are collected beside those of other keys
     ROOM = 8        # messages of one key
 
-# A group of lookups. `unanswered`: the caller has to look the key up. `full`: the key has `room` messages or more.
+# One of a group, as long as a cache line. `unanswered`: the caller has to look the key up. `full`: the key has `room`
+# messages or more.
+cdef struct lookup:
+    const uint8_t* key
+    int key_len
+    int32_t hash
+    int32_t entry               # the next of its chain; 0 at the end
+    int candidate_count
+    int64_t[NEAR] candidates
+    const uint8_t* place        # of the first candidate; NULL: none, or unknown
+    int found_count
+    bint unanswered
+    bint full
+
 cdef struct lookups:
     int count
-    key_query[GROUP] queries
+    lookup[GROUP] all
+    int[GROUP] walking              # those whose chain goes on
     int64_t[GROUP * ROOM] found
-    const uint8_t* places[GROUP]    # of the first candidate of each; NULL: none, or unknown
+    record_view[GROUP] views        # the first message of each, and its place
+    const uint8_t* view_starts[GROUP]
     PyObject* names[GROUP]          # the keys, and a result for each; the dictionary holds references
     PyObject* results[GROUP]
-    record_view[GROUP] views        # the first message of each
-    bint[GROUP] unanswered
-    bint[GROUP] full
+    key_query q                     # the lookup whose candidates are checked
+    bint begun                      # its check waits for a segment
 
 
 cdef inline const uint8_t* _address(const log_window* window, int64_t offset) noexcept nogil:
@@ -67,72 +81,99 @@ cdef inline const uint8_t* _address(const log_window* window, int64_t offset) no
     return window_address(window, offset)
 
 
-cdef inline void _fetch(const uint8_t** places, int count) noexcept nogil:
-    """The page of a slot, an entry or a record is in no TLB. The processor waits for the page's address before it goes
-    on behind a prefetch, or it drops the prefetch. It goes on behind a load, so the loads overlap."""
-    cdef int i
-    for i in range(count):
-        load_byte(places[i])
-
-
 cdef void _walk(const index_view* index, lookups* g, const log_window* window) noexcept nogil:
-    """Collects the candidates of all lookups in one index file. Fetches slots, entries and records a step ahead."""
-    cdef key_query* q
-    cdef const uint8_t* places[2 * GROUP]
-    cdef const uint8_t* place
-    cdef int i, count
+    """Collects the first candidates of all lookups in one index file: loads all slots, then the first entries of all
+    chains, then the second ones, and so on, then the records.
+
+    The page of a slot, an entry or a record is in no TLB. The processor waits for the page's address before it goes on
+    behind a prefetch, or it drops the prefetch. It goes on behind a load, so the loads overlap."""
+    cdef index_walk walk
+    cdef lookup* one
+    cdef const uint8_t* entry
+    cdef int i, number, left
+    cdef int count = 0
+    walk.begin_ms, walk.end_ms = g.q.walk.begin_ms, g.q.walk.end_ms
     for i in range(g.count):
-        places[i] = index_slot(index, index_slot_number(index, g.queries[i].walk.hash))
-    _fetch(places, g.count)
+        load_byte(index_slot(index, index_slot_number(index, g.all[i].hash)))
     for i in range(g.count):
-        q = &g.queries[i]
-        q.candidate_at = q.candidate_count = 0
-        g.places[i] = NULL
-        index_walk_begin(index, &q.walk)
-    while True:
-        count = 0
-        for i in range(g.count):
-            q = &g.queries[i]
-            if q.walk.entry != 0 and q.candidate_count < QUERY_CANDIDATES:
-                places[count] = index_entry(index, q.walk.entry)
-                places[count + 1] = places[count] + INDEX_ENTRY_BYTES - 1  # it may lie in two lines
-                count += 2
-        if count == 0:
-            return
-        _fetch(places, count)
-        count = 0
-        for i in range(g.count):
-            q = &g.queries[i]
-            if q.walk.entry == 0 or q.candidate_count == QUERY_CANDIDATES:
-                continue
-            if index_walk_step(index, &q.walk, &q.candidates[q.candidate_count]):
-                place = _address(window, q.candidates[q.candidate_count])
-                if q.candidate_count == 0:
-                    g.places[i] = place
-                if place != NULL:
-                    places[count] = place
-                    count += 1
-                q.candidate_count += 1
-        _fetch(places, count)
+        one = &g.all[i]
+        walk.hash = one.hash
+        index_walk_begin(index, &walk)
+        one.entry = walk.entry
+        one.candidate_count = 0
+        one.place = NULL
+        g.walking[count] = i
+        count += one.entry != 0
+    while count:
+        for i in range(count):
+            entry = index_entry(index, g.all[g.walking[i]].entry)
+            load_byte(entry)
+            load_byte(entry + INDEX_ENTRY_BYTES - 1)  # it may lie in two lines
+        left = 0
+        for i in range(count):
+            number = g.walking[i]
+            one = &g.all[number]
+            walk.hash, walk.entry = one.hash, one.entry
+            one.candidate_count += index_walk_step(index, &walk, &one.candidates[one.candidate_count])
+            one.entry = walk.entry
+            g.walking[left] = number
+            left += one.entry != 0 and one.candidate_count < NEAR
+        count = left
+    for i in range(g.count):
+        one = &g.all[i]
+        if one.candidate_count:
+            one.place = _address(window, one.candidates[0])
+    for i in range(g.count):
+        if g.all[i].place != NULL:
+            load_byte(g.all[i].place)
+    for i in range(g.count):
+        if g.all[i].place != NULL:
+            prefetch_for_read(g.all[i].place + 64)
+            prefetch_for_read(g.all[i].place + 128)
+            prefetch_for_read(g.all[i].place + 192)
+
+
+cdef inline void _begin_check(lookups* g, int at) noexcept nogil:
+    """Makes a lookup the one that is checked."""
+    cdef lookup* one = &g.all[at]
+    cdef key_query* q = &g.q
+    cdef int i
+    q.key, q.key_len = one.key, one.key_len
+    q.walk.hash, q.walk.entry = one.hash, one.entry
+    for i in range(one.candidate_count):
+        q.candidates[i] = one.candidates[i]
+    q.candidate_at, q.candidate_count = 0, one.candidate_count
+    q.found = &g.found[at * ROOM]
+    q.found_count = one.found_count
+    q.damaged_count = 0
+    q.view = &g.views[at]
+    q.view_start = g.view_starts[at]
+
+
+cdef inline void _end_check(lookups* g, int at, int status) noexcept nogil:
+    cdef lookup* one = &g.all[at]
+    one.found_count = <int>g.q.found_count
+    one.full = status == QUERY_FULL
+    one.unanswered = g.q.damaged_count != 0
+    g.view_starts[at] = g.q.view_start
 
 
 cdef int _check_candidates(const index_view* index, lookups* g, int* at, log_window* window) noexcept nogil:
     """Adds the candidates that are messages of their keys, from lookup `at` on. QUERY_NEED_SEGMENT: lookup `at` needs a
     segment."""
-    cdef key_query* q
+    cdef lookup* one
     cdef int status
     while at[0] < g.count:
-        q = &g.queries[at[0]]
-        if at[0] + AHEAD < g.count and g.places[at[0] + AHEAD] != NULL:
-            prefetch_for_read(g.places[at[0] + AHEAD] + 64)
-            prefetch_for_read(g.places[at[0] + AHEAD] + 128)
-            prefetch_for_read(g.places[at[0] + AHEAD] + 192)
-        if not g.unanswered[at[0]] and not g.full[at[0]]:
-            status = index_query(index, q, window)
-            if status == QUERY_NEED_SEGMENT:
+        one = &g.all[at[0]]
+        if not one.unanswered and not one.full and (one.candidate_count or one.entry):
+            if not g.begun:
+                _begin_check(g, at[0])
+            status = index_query(index, &g.q, window)
+            g.begun = status == QUERY_NEED_SEGMENT
+            if g.begun:
                 return status
-            g.full[at[0]] = status == QUERY_FULL
-            g.unanswered[at[0]] = q.damaged_count != 0
+            _end_check(g, at[0], status)
+        g.begun = False
         at[0] += 1
     return QUERY_DONE
 
@@ -148,36 +189,38 @@ cdef int _search(LogWindow window, list files, lookups* g) except -1:
         if file is None:
             continue
         at = 0
+        g.begun = False
         with nogil:
-            if not index_may_hold(&index, 0, index_time(INT64_MAX)):
+            if not index_may_hold(&index, g.q.walk.begin_ms, g.q.walk.end_ms):
                 at = g.count
             else:
                 _walk(&index, g, &window.c)
             status = _check_candidates(&index, g, &at, &window.c)
         while status == QUERY_NEED_SEGMENT:
             try:
-                window.need(g.queries[at].wanted)
+                window.need(g.q.wanted)
             except (OffsetError, CorruptRecordError):
-                g.unanswered[at] = True
+                g.all[at].unanswered = True
             with nogil:
                 status = _check_candidates(&index, g, &at, &window.c)
     return 0
 
 
-cdef bint _add_messages(LogWindow window, const key_query* q, QueryResult messages) except -1:
-    """Adds the messages of a key to its result. False if a segment was removed meanwhile."""
+cdef bint _add_messages(LogWindow window, const lookups* g, int at, QueryResult messages) except -1:
+    """Adds the messages of lookup `at` to its result. False if a segment was removed meanwhile."""
     cdef Message before = None
-    cdef int64_t i
-    if q.found_count == 1 and window.place_of(q.found[0]) >= 0:
-        PyList_Append(messages, viewed_message(window, q.found[0], q.view_start, q.view))
+    cdef const int64_t* found = &g.found[at * ROOM]
+    cdef int i, count = g.all[at].found_count
+    if count == 1 and window.place_of(found[0]) >= 0:
+        PyList_Append(messages, viewed_message(window, found[0], g.view_starts[at], &g.views[at]))
         return True
-    for i in range(q.found_count):
-        if window.place_of(q.found[i]) < 0:
+    for i in range(count):
+        if window.place_of(found[i]) < 0:
             try:
-                window.need(q.found[i])
+                window.need(found[i])
             except (OffsetError, CorruptRecordError):
                 return False
-        before = found_message(window, q.found[i], before)
+        before = found_message(window, found[i], before)
         PyList_Append(messages, before)
     return True
 
@@ -188,7 +231,7 @@ def find_many(LogWindow window not None, Control control not None, list files no
     None: the caller looks those keys up with `find_messages`. No other thread may change the list meanwhile."""
     cdef control_block* block
     cdef lookups g
-    cdef key_query* q
+    cdef lookup* one
     cdef PyObject* result
     cdef dict found = new_dict(len(keys))
     cdef QueryResult messages
@@ -198,6 +241,9 @@ def find_many(LogWindow window not None, Control control not None, list files no
     cdef int topic_len = <int>min(len(topic), INT32_MAX)
     cdef int32_t seed = index_topic_seed(topic_bytes, topic_len)
     cdef int i
+    g.q.topic, g.q.topic_len = topic_bytes, topic_len
+    g.q.walk.begin_ms, g.q.walk.end_ms = 0, index_time(INT64_MAX)
+    g.q.room = min(max_count, ROOM)
     while at < count:
         g.count = 0
         while g.count < GROUP and at < count:
@@ -215,24 +261,20 @@ def find_many(LogWindow window not None, Control control not None, list files no
                 continue
             g.results[g.count] = result
             g.names[g.count] = <PyObject*>key
-            q = &g.queries[g.count]
-            q.topic, q.topic_len = topic_bytes, topic_len
-            q.key, q.key_len = <const uint8_t*>PyUnicode_DATA(key), <int>PyUnicode_GET_LENGTH(key)
-            q.walk.hash = index_key_hash(seed, q.key, q.key_len)
-            q.walk.begin_ms, q.walk.end_ms = 0, index_time(INT64_MAX)
-            q.found = &g.found[g.count * ROOM]
-            q.found_count = q.damaged_count = 0
-            q.room = min(max_count, ROOM)
-            q.view = &g.views[g.count]
-            g.unanswered[g.count] = g.full[g.count] = False
+            one = &g.all[g.count]
+            one.key, one.key_len = <const uint8_t*>PyUnicode_DATA(key), <int>PyUnicode_GET_LENGTH(key)
+            one.hash = index_key_hash(seed, one.key, one.key_len)
+            one.found_count = 0
+            one.unanswered = one.full = False
             g.count += 1
         block = control.checked()  # for each group: another thread may have closed the store
         keep_block = control.file
         window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
         _search(window, files, &g)
         for i in range(g.count):
-            if g.unanswered[i] or (g.full[i] and max_count > ROOM) \
-                    or not _add_messages(window, &g.queries[i], <QueryResult>g.results[i]):
+            one = &g.all[i]
+            if one.unanswered or (one.full and max_count > ROOM) \
+                    or not _add_messages(window, &g, i, <QueryResult>g.results[i]):
                 unanswered += 1
                 PyDict_SetItem(found, <object>g.names[i], None)
     return found, unanswered
