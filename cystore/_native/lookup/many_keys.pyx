@@ -34,6 +34,10 @@ cdef extern from * nogil:
     void load_byte(const uint8_t* place)
 
 cdef extern from "Python.h":
+    bint PyDict_Next(dict found, Py_ssize_t* at, PyObject** key, PyObject** value)
+    bint PyObject_GC_IsTracked(object value)
+    void PyObject_GC_Track(PyObject* value)
+    void PyObject_GC_UnTrack(PyObject* value)
     PyObject* PyDict_SetDefault(dict found, object key, object value) except NULL  # borrowed
     dict new_dict "__Pyx_PyDict_NewPresized"(Py_ssize_t count)
     bint PyUnicode_CheckExact(object text)
@@ -225,6 +229,20 @@ cdef bint _add_messages(LogWindow window, const lookups* g, int at, QueryResult 
     return True
 
 
+cdef int _show_to_collector(dict found) except -1:
+    """The new results make the garbage collector run. Until the dictionary is complete it does not see them: else it
+    looked at each of them and at all keys, although nothing leads back from a message to them."""
+    cdef PyObject* key
+    cdef PyObject* result
+    cdef Py_ssize_t at = 0
+    while PyDict_Next(found, &at, &key, &result):
+        if result != <PyObject*>None and not PyObject_GC_IsTracked(<object>result):
+            PyObject_GC_Track(result)
+    if not PyObject_GC_IsTracked(found):
+        PyObject_GC_Track(<PyObject*>found)
+    return 0
+
+
 def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
               list keys not None, int64_t max_count):
     """A dictionary of the keys in their order, each once, with their messages, newest first; and how many values are
@@ -256,7 +274,9 @@ def find_many(LogWindow window not None, Control control not None, list files no
                 PyDict_SetDefault(found, key, None)
                 continue
             messages = QueryResult.__new__(QueryResult)
+            PyObject_GC_UnTrack(<PyObject*>messages)
             result = PyDict_SetDefault(found, key, messages)
+            PyObject_GC_UnTrack(<PyObject*>found)
             if result != <PyObject*>messages:  # the key came before
                 continue
             g.results[g.count] = result
@@ -277,4 +297,5 @@ def find_many(LogWindow window not None, Control control not None, list files no
                     or not _add_messages(window, &g, i, <QueryResult>g.results[i]):
                 unanswered += 1
                 PyDict_SetItem(found, <object>g.names[i], None)
+    _show_to_collector(found)
     return found, unanswered

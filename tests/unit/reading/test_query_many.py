@@ -3,7 +3,9 @@ store once. Method: stores with keys of many kinds, answers side by side."""
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,11 @@ from tests.support.process import Process
 from tests.support.small_stores import open_small
 
 KEYS = [f"k{n}" for n in range(40)] + ["ä", "\ufffd", "unknown", "Aa", "BB"]
+
+
+class Cycle:
+    def __init__(self, other: object) -> None:
+        self.other = other
 
 
 def places(found: list[cystore.Message]) -> list[int]:
@@ -111,6 +118,21 @@ def test_an_empty_key_finds_no_message_without_a_unique_key(tmp_path):
         store.put("T", b"", keys=("k",))
         with open_small(tmp_path / "s", read_only=True) as reader:
             assert reader.query_many("T", ["", "k"])[""] == reader.query("T", "") == []
+
+
+def test_the_garbage_collector_sees_results_and_runs_among_them(tmp_path):
+    """Results are lists, so a program may close a cycle through one."""
+    with open_small(tmp_path / "s") as store:
+        store.put("T", b"", keys=("k",))
+        keys = [f"k{n}" for n in range(3 * gc.get_threshold()[0])]
+        found = store.query_many("T", ["k", "k", "ä", *keys])
+        assert gc.is_tracked(found) and all(map(gc.is_tracked, found.values()))
+        assert [key for key, messages in found.items() if messages] == ["k"]
+        found["k"].append(Cycle(found))  # type: ignore[arg-type]
+        gone = weakref.ref(found["k"][-1])
+        del found
+        gc.collect()
+        assert gone() is None
 
 
 def test_beside_writers(tmp_path):
