@@ -27,6 +27,7 @@ SANITIZER_FINDINGS = ROOT / "build" / "asan" / "findings"
 COVERAGE = ROOT / "build" / "fuzz" / "libcoverage.so"  # the branches of the fuzz build call it
 BUILT = "CYSTORE_BUILT"
 WARNING = re.compile(r"\bwarning:|performance hint:", re.IGNORECASE)
+MODULE = re.compile(r"(cystore/_native/\w+/\w+)\.(?:c|pyx)\b")
 # Warnings that are not about our sources: setuptools and Python announce their own changes.
 FOREIGN_WARNING = re.compile(
     r"DeprecationWarning|SetuptoolsDeprecation|UserWarning|FutureWarning|site-packages/|byte-compiling"
@@ -75,7 +76,7 @@ def build(variant: str = "inplace") -> Path:
         warned = warnings_in(done.stdout)
         if done.returncode == 0 and not warned:
             return target
-        _forget(variant)
+        forget(variant, warned)
     what = (
         f"failed ({done.returncode})"
         if done.returncode
@@ -171,9 +172,19 @@ def drop_stale_libraries(target: Path) -> None:
             path.unlink()
 
 
-def _forget(variant: str) -> None:
-    """Makes the next build compile everything again. Otherwise a warning would be shown only once."""
+def forget(variant: str, warned: list[str]) -> None:
+    """Makes the next build compile the modules with warnings again: otherwise a warning would be shown only once. All
+    modules, if a warning names none: it is about a file that they share."""
     base = ROOT / "build" / ("" if variant == "inplace" else variant)
+    modules = [MODULE.findall(line) for line in warned]
+    if all(modules):
+        for name in {name for names in modules for name in names}:
+            for path in (
+                ROOT / "build" / "cython" / f"{name}.c",
+                *base.glob(f"temp.*/build/cython/{name}.o"),
+            ):
+                path.unlink(missing_ok=True)
+        return
     for path in base.glob("temp.*"):
         shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(ROOT / "build" / "cython", ignore_errors=True)

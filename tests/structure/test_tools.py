@@ -95,6 +95,28 @@ def test_warnings_of_others_are_not_ours():
     )
 
 
+def test_a_warning_costs_the_next_build_only_its_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    translated = tmp_path / "build" / "cython" / "cystore" / "_native" / "scan"
+    compiled = tmp_path / "build" / "temp.linux" / "build" / "cython" / "cystore" / "_native" / "scan"
+
+    def left(*warned: str) -> set[str]:
+        for folder, ending in ((translated, "c"), (compiled, "o")):
+            folder.mkdir(parents=True, exist_ok=True)
+            for module in ("log_walk", "log", "walk"):
+                (folder / f"{module}.{ending}").touch()
+        build.forget("inplace", list(warned))
+        return {path.name for path in (tmp_path / "build").rglob("*.[co]")}
+
+    kept = {"log.c", "log.o", "walk.c", "walk.o"}
+    assert left("build/cython/cystore/_native/scan/log_walk.c:12:3: warning: unused variable 'x'") == kept
+    assert left("warning: cystore/_native/scan/log_walk.pyx:3:4: Unreachable code") == kept
+    assert left() == kept | {"log_walk.c", "log_walk.o"}  # what failed has left nothing
+    assert (
+        left("warning: cystore/_native/scan/log.pyx:3:4: old", "atomics.h:7:1: warning: unused 'f'") == set()
+    )
+
+
 def test_a_build_keeps_no_copy_of_what_was_changed_or_deleted(tmp_path):
     package = tmp_path / "cystore"
     package.mkdir()
