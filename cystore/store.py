@@ -270,10 +270,11 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         """Detaches. A handle that may write makes the log durable. The last process out makes everything durable, the
         log first, and marks the store clean. Views of bodies stay readable.
 
-        Waits for calls of other threads that are inside the store. In a signal handler, or a finalizer, that interrupts
-        a call of the same thread, it returns at once. The store is then closed when that call ends; the call may raise
-        StoreClosedError. An exception of a handler ends the wait, not the closing. Safe to call twice. Raises
-        NotDurableError, after everything was released, when a part of the log may not be on disk.
+        Waits for calls of other threads that are inside the store: for a put that waits for a slave up to
+        `slave_timeout_ms`, for one that waits for the disk up to `sync_flush_timeout_ms`. In a signal handler, or a
+        finalizer, that interrupts a call of the same thread, it returns at once. The store is then closed when that
+        call ends; the call may raise StoreClosedError. An exception of a handler ends the wait, not the closing. Safe
+        to call twice. Raises NotDurableError, after everything was released, when a part of the log may not be on disk.
         """
         leaving = self._leaving
         below = leaving is not None and leaving.is_below()
