@@ -30,19 +30,19 @@ class SlaveProgress:
         self._kept = None if root is None else ConfirmedFile(root)
         self._failed = False
 
-    def wait_for(self, end: int, waited_ms: int = 0) -> None:
+    def wait_for(self, end: int, waited_ms: int | None = None) -> None:
         """Returns when a slave has the log up to `end`; with an elected master, when each member in sync has it on its
-        disk. `waited_ms` counts: the slaves were there when that wait began. Raises SlaveNotAvailableError,
-        FlushSlaveTimeoutError."""
+        disk. A wait that has begun counts with its `waited_ms`: the slaves were there then. Raises
+        SlaveNotAvailableError, FlushSlaveTimeoutError."""
         control, timeout_ms = self._control, self._config.slave_timeout_ms
         if control.replicated >= end:
             return
         epoch = control.epoch
         if epoch == 0 and control.in_sync_needed:
             raise self._ended("the epoch", end)
-        if epoch == 0 and not waited_ms:
+        if epoch == 0 and waited_ms is None:
             self._check_slaves(end)
-        left_ms = timeout_ms - waited_ms
+        left_ms = timeout_ms - (waited_ms or 0)
         until_s = monotonic_s() + left_ms / 1000
         self.announce()
         while not control.wait_replicated(end, REPORTED, epoch, min(max(left_ms, 1), SLICE_MS)):

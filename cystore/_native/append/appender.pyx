@@ -14,7 +14,7 @@ from libc.string cimport memcpy, memset
 
 from cystore._native.append.append cimport FORBID_WRITING
 from cystore._native.append.append_loop cimport AppendLoop
-from cystore._native.append.group_commit cimport GroupCommit
+from cystore._native.append.group_commit cimport GroupCommit, put_waits
 from cystore._native.append.light cimport light_check, light_check_list, light_room, light_without_offsets
 from cystore._native.append.batch cimport check_batch, check_together, results_of
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
@@ -333,9 +333,11 @@ cdef class Appender(AppendLoop):
         """Returns when the log up to `end` is durable, or replicated. The policy does what the kernel cannot."""
         cdef GroupCommit commits = self.commits
         cdef MappedFile segment = self.segment
-        cdef int64_t waited_ms = 0
-        if commits is None or not commits.reach(segment, end, flush, &waited_ms):
-            self.policy.reach(end, flush, waited_ms)
+        cdef put_waits waits
+        if commits is None:
+            self.policy.reach(end, flush)
+        elif not commits.reach(segment, end, flush, &waits):
+            self.policy.reach(end, flush, waits.disk_ms, waits.slaves_ms)
         return 0
 
     def put_many(self, messages, *, flush=None, bint batch=False):

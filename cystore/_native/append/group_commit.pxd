@@ -5,6 +5,12 @@ from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 
 
+# How long a put has waited in the kernel.
+cdef struct put_waits:
+    int64_t disk_ms
+    int64_t slaves_ms           # -1: this wait has not begun
+
+
 cdef class GroupCommit:
     cdef Control control
     cdef MappedFile checkpoint
@@ -25,11 +31,11 @@ cdef class GroupCommit:
     cdef public int64_t slice_ms    # the longest wait here; then the caller goes on, and handles signals
     cdef public int64_t gather_max_us, gather_pause_us
     cdef public double sync_us      # of the last sync
-    cdef int reach(self, MappedFile segment, int64_t end, int flush, int64_t* waited_ms) except -1
+    cdef int reach(self, MappedFile segment, int64_t end, int flush, put_waits* waits) except -1
     cdef bint make_durable(self, control_block* block, MappedFile segment, int64_t end,
                            int64_t until_ns) noexcept nogil
     cdef int _reach(self, control_block* block, MappedFile segment, int64_t end, bint flushes, bint replicates,
-                    int64_t epoch, int64_t* waited_ms) noexcept nogil
+                    int64_t epoch, put_waits* waits) noexcept nogil
     cdef void _take_turn(self) noexcept nogil
     cdef int _flush(self, control_block* block, MappedFile segment, int64_t end, bint gathers, bint announces,
                     int64_t until_ns) noexcept nogil

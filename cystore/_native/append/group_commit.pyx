@@ -100,16 +100,16 @@ cdef class GroupCommit:
         with nogil:
             self._gather(block)
 
-    cdef int reach(self, MappedFile segment, int64_t end, int flush, int64_t* waited_ms) except -1:
+    cdef int reach(self, MappedFile segment, int64_t end, int flush, put_waits* waits) except -1:
         """Returns 1 when the log up to `end` is where `flush` says (FLUSH_SYNC, FLUSH_REPLICATED), or 0: then the
-        caller goes on (AppendPolicy.reach), and has waited for `waited_ms` already. `segment`: this process appends to
-        it."""
+        caller goes on (AppendPolicy.reach), and `waits` tells what it has waited for already. `segment`: this process
+        appends to it."""
         cdef Control control = self.control
         cdef control_block* block = control.block
         cdef bint replicates = flush & FLUSH_REPLICATED, flushes
         cdef int64_t epoch, behind
         cdef int outcome
-        waited_ms[0] = 0
+        waits.disk_ms, waits.slaves_ms = 0, -1
         if block == NULL or block.pooled or control.read_only or not self.enabled:
             return 0
         keep, folder, name = control.file, self.folder, self.name
@@ -123,7 +123,7 @@ cdef class GroupCommit:
             segment = None
         with nogil:
             store_i64(&self.turn, 0)
-            outcome = self._reach(block, segment, end, flushes, replicates, epoch, waited_ms)
+            outcome = self._reach(block, segment, end, flushes, replicates, epoch, waits)
             self._take_turn()
         if outcome == LATER:
             PyErr_CheckSignals()
@@ -139,19 +139,19 @@ cdef class GroupCommit:
             and (end <= load_i64(&self.home_at) or self._is_home(block))
 
     cdef int _reach(self, control_block* block, MappedFile segment, int64_t end, bint flushes, bint replicates,
-                    int64_t epoch, int64_t* waited_ms) noexcept nogil:
+                    int64_t epoch, put_waits* waits) noexcept nogil:
         cdef int64_t begun_ns = monotonic_ns()
         cdef int64_t until_ns = begun_ns + self.slice_ms * NS_PER_MS
         cdef int outcome = DONE
         if flushes:
             outcome = self._flush(block, segment, end, True, replicates, until_ns)
+            waits.disk_ms = (monotonic_ns() - begun_ns) // NS_PER_MS
             if outcome == DONE and end > load_i64(&self.home_at) and not self._is_home(block):
                 return ODD
-            if outcome == DONE and replicates:
-                begun_ns = monotonic_ns()
         if outcome == DONE and replicates:
+            begun_ns = monotonic_ns()
             outcome = self._replicate(block, end, epoch, until_ns)
-        waited_ms[0] = (monotonic_ns() - begun_ns) // NS_PER_MS
+            waits.slaves_ms = (monotonic_ns() - begun_ns) // NS_PER_MS
         return outcome
 
     cdef void _take_turn(self) noexcept nogil:

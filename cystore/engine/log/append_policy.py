@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cystore")
 
 FLUSH_SYNC, FLUSH_REPLICATED = 1, 2  # put.pxd
+NOT_YET = -1  # group_commit.pxd
 RELIEF_BYTES = 256 * 1024  # of log; then a writer looks again whether it should help the dispatchers
 
 
@@ -135,7 +136,7 @@ class AppendPolicy:
         cystore_records: bool,
         relieve: Callable[[int], None] | None = None,
         master: Callable[[], str] = str,
-        replicated: Callable[[int, int], None] | None = None,
+        replicated: Callable[[int, int | None], None] | None = None,
         announce: Callable[[], None] | None = None,
         buffers: BufferPool | None = None,
     ) -> None:
@@ -147,22 +148,20 @@ class AppendPolicy:
         self._replicated, self._announce, self._buffers = replicated, announce, buffers
         self.slow_put = SlowPuts(control, commit_log.files.directory).tell
 
-    def reach(self, end: int, flush: int, waited_ms: int = 0) -> None:
+    def reach(self, end: int, flush: int, disk_ms: int = 0, slaves_ms: int = NOT_YET) -> None:
         """Returns when the log is durable up to `end` (FLUSH_SYNC of put.pxd), when a slave has it (FLUSH_REPLICATED),
         or both. An elected master belongs to its in-sync set, and each member of the set must have the bytes on its
-        disk. The kernel has waited for `waited_ms` (GroupCommit)."""
+        disk. The kernel (GroupCommit) has waited for `disk_ms` for the one, and for `slaves_ms` for the other."""
         control, since_s = self._control, monotonic_s()
         if control.wrote < end:
             self._flusher.commit()
-        in_flush = False
         if flush & FLUSH_SYNC or (flush & FLUSH_REPLICATED and control.epoch):
-            in_flush = control.flushed < end
             # The slaves receive the bytes while this host's disk takes them: one announcement for all puts of a sync.
             announce = self._announce if flush & FLUSH_REPLICATED else None
-            self._flusher.flush_to(end, leading=announce, gathers=True, waited_ms=waited_ms)
+            self._flusher.flush_to(end, leading=announce, gathers=True, waited_ms=disk_ms)
         if flush & FLUSH_REPLICATED and self._replicated is not None:
-            self._replicated(end, 0 if in_flush else waited_ms)
-        took_ms = waited_ms + int(1000 * (monotonic_s() - since_s))
+            self._replicated(end, None if slaves_ms == NOT_YET else slaves_ms)
+        took_ms = disk_ms + max(slaves_ms, 0) + int(1000 * (monotonic_s() - since_s))
         if took_ms > SLOW_PUT_MS:
             self.slow_put(took_ms, "was made durable, or replicated,")
 

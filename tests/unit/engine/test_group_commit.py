@@ -11,7 +11,7 @@ import pytest
 
 import cystore
 from cystore.engine.files.checkpoint import read_checkpoint
-from cystore.errors import StoreMovedError, StoreTimeoutError
+from cystore.errors import FlushSlaveTimeoutError, SlaveNotAvailableError, StoreMovedError, StoreTimeoutError
 from tests.support.process import Failed, Process
 from tests.support.small_stores import SETTINGS, body_for, open_small
 
@@ -164,3 +164,41 @@ def test_a_store_that_was_moved_acknowledges_nothing(store):
             store.put("T", b"x", flush="sync")
     finally:
         moved.rename(store.path)
+
+
+def test_a_wait_for_the_disk_is_not_one_for_slaves(tmp_path):
+    """The kernel's wait ends behind another leader. When the module looks, that leader has flushed, and the slave that
+    the kernel saw is gone."""
+    with open_small(tmp_path / "s", flush_disk_type="sync") as store, Process() as other:
+        store.put("T", b"first")
+        control, policy = store._parts.control, store._parts.appender.policy
+        other.do(OPEN, path=str(store.path), settings=SETTINGS)
+        other.do("turn = control.held('flush'); turn.__enter__() is turn")
+        reach = policy.reach
+
+        def late(end: int, *given: object) -> None:
+            other.do("turn.__exit__(None, None, None)")
+            store._parts.flusher.flush_to(end)
+            control.replicas = 0
+            reach(end, *given)
+
+        policy.reach = late
+        control.replicas = 1
+        with pytest.raises(SlaveNotAvailableError, match="no slave is connected"):
+            store.put("T", b"x", flush="replicated")
+
+
+def test_a_wait_for_a_slave_that_was_there_ends_by_its_time(tmp_path):
+    with open_small(tmp_path / "s", flush_disk_type="sync", slave_timeout_ms=7) as store:
+        store.put("T", b"first")
+        control, policy = store._parts.control, store._parts.appender.policy
+        reach = policy.reach
+
+        def alone(*given: object) -> None:
+            control.replicas = 0
+            reach(*given)
+
+        policy.reach = alone
+        control.replicas = 1
+        with pytest.raises(FlushSlaveTimeoutError, match="within 7 ms"):
+            store.put("T", b"x", flush="replicated")
