@@ -31,10 +31,11 @@ cdef extern from "<sched.h>" nogil:
 
 cdef int LOCK_COUNT = len(MUTEX_NAMES)
 cdef int64_t WAIT_SLICE_MS = 250
-cdef int64_t REPORT_EVERY_MS = 5_000
+cdef int64_t REPORT_EVERY_NS = 5_000_000_000
 cdef int64_t FOREVER = -1       # as a timeout
 cdef int64_t NO_BUDGET = -1
 cdef int64_t NS_PER_MS = 1_000_000
+cdef int64_t NS_PER_S = 1_000_000_000
 
 # The longest turn under each lock; the other locks have no budget.
 cdef dict BUDGETS_MS = {"housekeeping": 10, "clean": 20, "deliver": 100, "dispatch": 20, "append": 10}
@@ -329,24 +330,30 @@ cdef void control_wait_puts(control_block* block, uint64_t count, int64_t pause_
 cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int status, int64_t timeout_ms,
                        const uint32_t* progress) except -1:
     cdef pthread_mutex_t* mutex = control_lock_at(block, which)
-    cdef int64_t waited = 0, piece
+    cdef int64_t since_ns = monotonic_ns(), told_ns = since_ns, now_ns = since_ns, piece
     cdef uint32_t last_progress = 0 if progress == NULL else load_u32(progress)
-    cdef bint long_wait
+    cdef bint long_wait, late = timeout_ms == 0
     while status == EBUSY or status == ETIMEDOUT:
         if progress != NULL and load_u32(progress) != last_progress:
             last_progress = load_u32(progress)
-            waited = 0
-        piece = WAIT_SLICE_MS if timeout_ms < 0 else min(WAIT_SLICE_MS, timeout_ms - waited)
-        if piece <= 0:
+            since_ns = told_ns = now_ns
+        piece = WAIT_SLICE_MS
+        if timeout_ms >= 0:
+            piece = min(piece, timeout_ms - (now_ns - since_ns) // NS_PER_MS)
+        if piece <= 0 and late:
             return ETIMEDOUT
+        late = piece <= 0  # this thread did not run for a while: then the lock may be free
+        piece = max(piece, 0)
         with nogil:
             status = control_locked(block, which, robust_lock(mutex, piece))
-        waited += piece
-        long_wait = status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0
+        now_ns = monotonic_ns()
+        long_wait = status == ETIMEDOUT and now_ns - told_ns >= REPORT_EVERY_NS
         try:
             if long_wait and _long_wait is not None:
-                _long_wait(locks.file.path, MUTEX_NAMES[which], waited // 1000, robust_owner(mutex))
+                told_ns = now_ns
+                _long_wait(locks.file.path, MUTEX_NAMES[which], (now_ns - since_ns) // NS_PER_S, robust_owner(mutex))
             PyErr_CheckSignals()
+            now_ns = monotonic_ns()
             if locks.block == NULL:
                 raise StoreClosedError("the store was closed meanwhile")
             locks.checked()

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import signal
 import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,6 +21,7 @@ from cystore._native.memory.control import Control
 from cystore.config import StoreConfig
 from cystore.errors import FencedError, StoreClosedError, StoreFormatError, StoreLockedError
 from cystore.system import files
+from cystore.system.threads import lock_log as lock_log  # the locks report to it
 from tests.support import parts
 from tests.support.process import Failed, Process
 
@@ -38,6 +43,8 @@ def joined(path) -> Control:
 
 
 KEY_SLEEPERS = next(at for field, at in layout.CONTROL_FIELDS if field.name == "key_sleepers")
+APPEND_LOCK = next(at for field, at in layout.CONTROL_FIELDS if field.name == "append_lock")
+FUTEX_WAITERS = 0x80  # in the lock word's last byte: a thread sleeps until the lock is given back
 TAKE = "turn = control.held({name!r}, timeout_ms={timeout_ms}); turn.__enter__(); None"
 TAKE_IF_FREE = "turn = control.held_if_free({name!r}); turn.__enter__(); turn.held"
 GIVE = "turn.__exit__(None, None, None)"
@@ -374,17 +381,65 @@ def test_waits_can_be_broken_off(path, control, wait):
     assert is_free(control, "append")
 
 
+def wait_until_somebody_waits(control: Control) -> None:
+    """For the append lock."""
+    while not control.file.read(APPEND_LOCK, 4)[3] & FUTEX_WAITERS:
+        pass
+
+
+@pytest.fixture
+def called_in_the_wait(control) -> Iterator[list[Callable[[], object]]]:
+    """What is appended to this list is called once, in the main thread, while it waits for the append lock."""
+    calls: list[Callable[[], object]] = []
+
+    def interrupt() -> None:
+        wait_until_somebody_waits(control)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: calls.pop()())
+    with ThreadPoolExecutor(1) as another:
+        calling = another.submit(interrupt)
+        yield calls
+        calling.result()
+    signal.signal(signal.SIGUSR1, before)
+
+
+def spend(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
 @pytest.mark.slow
-def test_long_wait_is_told(path, control, caplog):
+def test_long_wait_is_told(path, control, called_in_the_wait, caplog):
+    """The time of a thread that did not run counts, too: it waits no longer, and tells the whole time."""
+    called_in_the_wait.append(partial(spend, 6))
     with Process() as holder:
         holder.do(f"{JOIN}\n{take('append')}", path=str(path))
         with (
             caplog.at_level(logging.WARNING, "cystore"),
             pytest.raises(StoreLockedError),
-            control.held("append", timeout_ms=5_250),
+            control.held("append", timeout_ms=5_500),
         ):
             raise AssertionError("taken")
-        assert f"waiting for the append lock for 5 s; thread {holder.pid} holds it" in caplog.text
+        told = re.findall(
+            rf"waiting for the append lock for (\d+) s; thread {holder.pid} holds it", caplog.text
+        )
+        assert len(told) == 1 and int(told[0]) >= 6
+
+
+def test_a_lock_that_is_free_after_a_stop_is_taken(path, control, called_in_the_wait):
+    """The thread did not run when its time was over."""
+    with Process() as holder:
+        holder.do(f"{JOIN}\n{take('append')}", path=str(path))
+
+        def stop() -> None:
+            spend(1)
+            holder.do(GIVE)
+
+        called_in_the_wait.append(stop)
+        with control.held("append", timeout_ms=1000) as turn:
+            assert turn.held
 
 
 # ---------------------------------------------------------------------------------------------------- waits
