@@ -71,7 +71,8 @@ class Master:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._puts.socket, selectors.EVENT_READ)
         self._progress.connected(0)
-        self._counted = self._flushed = 0  # `_flushed`: published to the members' puts
+        self._counted = 0
+        self._flushed: int | None = 0  # published to the members' puts; None: a report must come first
         self._stalled = Stalled(commit_log.files.root)
 
     @property
@@ -161,10 +162,9 @@ class Master:
             if slave.member and slave.acknowledged >= 0
         }
         known = max(self._progress.position, control.confirmed)
-        self._flushed = control.flushed
-        acknowledged, confirmed = self._session.reported(
-            positions, control.wrote, self._flushed, known, now_s
-        )
+        flushed = control.flushed
+        acknowledged, confirmed = self._session.reported(positions, control.wrote, flushed, known, now_s)
+        self._flushed = None if self._session.in_sync.awaits_reports(flushed) else flushed
         self._progress.confirmed(confirmed)  # first: who put a record, finds it
         self._progress.reported(acknowledged)
 

@@ -240,7 +240,7 @@ class Peers:
     def __init__(self, store: cystore.MessageStore) -> None:
         inside = store._attached()
         self.control, self.file_bytes = inside.control, inside.commit_log.file_bytes
-        self.flushed = self.control.flushed
+        self.flushed: int | None = self.control.flushed
         mine, self.slave = connected()
         self.bell, self.ringing = socket.socketpair()
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -307,6 +307,14 @@ def test_the_caller_publishes_when_its_own_disk_has_more(master, peers):
     peers.slave.close()  # ends it in any case
     thread.join()
     assert ended
+
+
+def test_the_own_disk_ends_no_turn_while_a_report_must_come_first(master, peers):
+    peers.flow.epoch, peers.flushed = 7, None
+    master.flush()
+    peers.slave.sendall(wire.EPOCH_REPORT.pack(500, 7))
+    peers.serve(30_000, publishes=False)
+    assert peers.flow.acknowledged == 500
 
 
 def test_reports_of_members_are_left_to_the_caller_to_publish(master, peers):

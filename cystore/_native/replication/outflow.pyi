@@ -30,5 +30,5 @@ def serve(
     wait_ms: int,
     turn_ms: int,
     key: int | None,
-    flushed: int = 0,
+    flushed: int | None = None,
 ) -> None: ...

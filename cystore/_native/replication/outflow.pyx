@@ -160,23 +160,24 @@ def relay(Control control not None, uint32_t key, uint32_t seen, int64_t wait_ms
 
 
 def serve(Control control not None, list slaves not None, int bell, int listener, int64_t file_bytes, int64_t wait_ms,
-          int64_t turn_ms, key, int64_t flushed=0):
+          int64_t turn_ms, key, flushed=None):
     """Ships to the slaves, and takes their reports, for `turn_ms`; returns before that if the caller has to do
     something. It looks for appends every `wait_ms`, and at once when `bell` has a byte. `listener`: the caller accepts
     what arrives there. `key` is woken after a report, whose position is published as `replicated`; None: the caller
-    publishes, after a report, and when the flushed position is not `flushed` any more."""
+    publishes, after a report, and when the flushed position is not `flushed` any more, unless that is None."""
     cdef control_block* block = control.checked()
     cdef PyObject* flows[SLAVES_MAX]
     cdef Py_ssize_t count = len(slaves), i
     cdef uint32_t woken = 0 if key is None else key
     cdef bint publishes = key is not None
+    cdef int64_t known = -1 if flushed is None else flushed
     keep, kept = control.file, list(slaves)
     if count > SLAVES_MAX:
         raise ValueError(f"{count} slaves, at most {SLAVES_MAX}")
     for i in range(count):
         flows[i] = <PyObject*><Outflow?>kept[i]
     with nogil:
-        _serve(block, flows, count, bell, listener, file_bytes, wait_ms, turn_ms, publishes, woken, flushed)
+        _serve(block, flows, count, bell, listener, file_bytes, wait_ms, turn_ms, publishes, woken, known)
 
 
 cdef void _serve(control_block* block, PyObject** flows, Py_ssize_t count, int bell, int listener, int64_t file_bytes,
@@ -199,7 +200,7 @@ cdef void _serve(control_block* block, PyObject** flows, Py_ssize_t count, int b
             waited[i].fd = (<Outflow>flows[i]).socket
             waited[i].events = POLLIN | POLLOUT if state == IS_FULL else POLLIN
         sleep_ms = (until_ns - monotonic_ns()) // NS_PER_MS + 1
-        if sleep_ms <= 0 or (not publishes and load_i64(&block.flushed) != flushed):
+        if sleep_ms <= 0 or (not publishes and 0 <= flushed != load_i64(&block.flushed)):
             return
         if poll(waited, count + 2, 0 if more else <int>min(sleep_ms, wait_ms)) < 0:
             return  # a signal

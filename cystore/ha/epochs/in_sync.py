@@ -8,6 +8,7 @@ RocketMQ 5; KIP-497 of Kafka ("maximal" in-sync set).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -62,11 +63,19 @@ class InSync:
     def on_every_disk(self, flushed: int) -> int:
         """The position that every required member has on its disk, whether there are enough members or not; `flushed`
         is the master's own. -1 if a member has reported nothing yet."""
+        return min(flushed, self._on_other_disks())
+
+    def awaits_reports(self, flushed: int) -> bool:
+        """Whether the master's own disk has all that the slowest of the others has: then it acknowledges no more before
+        another report, however far its own disk gets."""
+        return self._on_other_disks() <= flushed
+
+    def _on_other_disks(self) -> int:
         others = (
             self._known[name].acknowledged if name in self._known else -1
             for name in self.required - {self.me}
         )
-        return min(flushed, *others, flushed)
+        return min(others, default=sys.maxsize)
 
     def acknowledged(self, flushed: int) -> int:
         """The position up to which puts are acknowledged: `on_every_disk`, or -1 if there are too few members."""

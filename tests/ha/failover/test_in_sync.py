@@ -24,6 +24,17 @@ def test_the_slowest_member_decides():
     assert members.acknowledged(50) == 30
 
 
+def test_the_own_disk_alone_acknowledges_nothing_before_the_slowest_member_reports():
+    members = made("a", "b")
+    assert members.awaits_reports(0)  # nobody reported
+    members.reported({"a": 30, "b": 40}, 60, 1.0)
+    assert members.awaits_reports(30) and members.acknowledged(30) == members.acknowledged(60)
+    assert not members.awaits_reports(29)
+    members.pending = frozenset({"m", "a", "b", "c"})
+    assert members.awaits_reports(29)
+    assert not made().awaits_reports(60)
+
+
 def test_a_slave_that_is_no_member_does_not_count():
     members = made()
     members.reported({"x": 5}, 60, 1.0)
