@@ -280,6 +280,7 @@ cdef class LogWindow:
         return i
 
     cdef bint is_full(self, int64_t offset) noexcept:
+        """Whether `need` for that offset would let go of a segment that is here."""
         if self.c.segment_bytes:
             return self._is_over_budget() or _always_together(&self.c, _home(&self.c, offset), offset)
         return self.c.room >= WINDOW_PARTS and self.c.count == self.c.room
