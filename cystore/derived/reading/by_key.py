@@ -20,6 +20,7 @@ from cystore.derived.files.index import IndexFiles
 from cystore.derived.reading.dispatch_help import DispatchHelp
 from cystore.derived.reading.many_keys import add_newer, newest_first, several
 from cystore.derived.reading.request import stored_topic
+from cystore.derived.reading.windows import SpareWindows
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError
 from cystore.layout import CONSTANTS, takes_index_entry
@@ -29,7 +30,6 @@ log = logging.getLogger("cystore")
 EXPIRES = CONSTANTS["SYS_FLAG_EXPIRES"][0]
 FOREVER_MS = (1 << 63) - 1
 INT32_MAX = (1 << 31) - 1
-SPARE_WINDOWS = 8
 DEFAULT_COUNT = 32  # messages of a query
 REPLACED = "�"  # bytes that are not UTF-8 become this
 
@@ -41,8 +41,7 @@ def log_damage(damaged: Iterable[CorruptRecordError]) -> None:
 
 
 class KeySearch:
-    """Answers queries by key, from any thread. `windows` are the reader's spare windows, `keys` the keys that dispatch
-    has not entered."""
+    """Answers queries by key, from any thread. `keys` are those that dispatch has not entered."""
 
     def __init__(
         self,
@@ -50,20 +49,13 @@ class KeySearch:
         commit_log: CommitLog,
         index: IndexFiles,
         counts: ReadCounts,
-        windows: list[LogWindow],
+        windows: SpareWindows,
         help_dispatch: DispatchHelp,
         keys: TailKeys,
     ) -> None:
         self._control, self._commit_log, self._index = control, commit_log, index
         self._counts, self._windows, self._help = counts, windows, help_dispatch
         self._keys = keys
-
-    def _window(self) -> LogWindow:
-        """A window for one call; `_windows.append` gives it back."""
-        try:
-            return self._windows.pop()
-        except IndexError:
-            return self._commit_log.window()
 
     def query(
         self,
@@ -102,7 +94,7 @@ class KeySearch:
         if control.dispatched < wrote:
             self._help.run()
         dispatched = control.dispatched
-        window = self._commit_log.window(with_expired=True) if with_expired else self._window()
+        window = self._commit_log.window(with_expired=True) if with_expired else self._windows.take()
         # A key with the replacement character is compared as text; any other key is compared by its bytes.
         as_text = not key.isascii() and REPLACED in key
         found = find_messages(
@@ -131,8 +123,8 @@ class KeySearch:
                 )
                 damaged = [*damaged, error]
             messages = newest_first([*newer, *messages], max_count)
-        if not with_expired and len(self._windows) < SPARE_WINDOWS:
-            self._windows.append(window)
+        if not with_expired:
+            self._windows.give_back(window)
         return QueryResult(messages, damaged)
 
     def query_many(
@@ -148,7 +140,7 @@ class KeySearch:
         if control.dispatched < wrote:
             self._help.run()
         dispatched = control.dispatched
-        window, shapes = self._window(), self._index.shapes()
+        window, shapes = self._windows.take(), self._index.shapes()
         as_text = []
         answers, unanswered = find_many(window, control, shapes, name, wanted, max_count)
         found = cast(dict[str, QueryResult], answers)  # when all keys are answered
@@ -167,8 +159,7 @@ class KeySearch:
             look = partial(self._keys.find_messages, control, window, control.min_physical_offset, wrote)
             path = self._commit_log.files.directory
             add_newer(found, partial(look, dispatched, name), wrote, max_count, path)
-        if len(self._windows) < SPARE_WINDOWS:
-            self._windows.append(window)
+        self._windows.give_back(window)
         for key in as_text:
             found[key] = self.query(topic, key, max_count)
         return found

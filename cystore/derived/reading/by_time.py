@@ -1,13 +1,15 @@
-"""Searches a queue for a store timestamp (ConsumeQueue.getOffsetInQueueByTime)."""
+"""Searches a queue for a store timestamp (ConsumeQueue.getOffsetInQueueByTime). The kernel searches a sound queue."""
 
 from __future__ import annotations
 
+from cystore._native.lookup.time_search import search_time
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, message_at
 from cystore._native.record.properties import queues_of
 from cystore.derived.dispatch.heal import QueueHealer, is_queue_damage
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from cystore.derived.reading.tail import At, TailReader
+from cystore.derived.reading.windows import SpareWindows
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
 
@@ -29,17 +31,22 @@ class TimeSearch:
         queues: ConsumeQueues,
         tail: TailReader,
         healer: QueueHealer,
+        windows: SpareWindows,
     ) -> None:
         self._control, self._commit_log, self._queues = control, commit_log, queues
-        self._tail, self._healer = tail, healer
+        self._tail, self._healer, self._windows = tail, healer, windows
 
     def offset(self, name: bytes, state: QueueState, dispatched: int, timestamp_ms: int) -> int:
         """See `MessageStore.offset_by_time`. `name` is the topic as stored; `dispatched` was read before `state`."""
         slot, minimum, maximum, following, log_minimum, wrote = state
         queue = self._queues.get(slot)
+        is_whole = maximum == following or not self._control.read_only
+        found = self._in_sound_queue(name, state, queue.queue_id, timestamp_ms) if is_whole else None
+        if found is not None:
+            return found
         try:
             low = self._first_from(queue, minimum, maximum, timestamp_ms)
-            if low < maximum or maximum == following or not self._control.read_only:
+            if low < maximum or is_whole:
                 return self._nearer(queue, minimum, low, maximum, timestamp_ms)
         except _UnsoundQueueError:  # the log gives the same answer, slowly
             dispatched, maximum = log_minimum, minimum
@@ -60,6 +67,16 @@ class TimeSearch:
         if earlier is None or later.ms - timestamp_ms < timestamp_ms - earlier.ms or later.ms == timestamp_ms:
             return later.queue_offset
         return earlier.queue_offset
+
+    def _in_sound_queue(self, name: bytes, state: QueueState, queue_id: int, timestamp_ms: int) -> int | None:
+        """The answer if the search meets only sound messages, else None."""
+        slot, minimum, maximum, _, log_minimum, wrote = state
+        window = self._windows.take()
+        found = search_time(
+            window, log_minimum, wrote, self._queues.file_of, slot, name, queue_id, minimum, maximum, timestamp_ms
+        )  # fmt: skip
+        self._windows.give_back(window)
+        return found
 
     def _first_from(self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int) -> int:
         """The offset at which a queue's messages of a time and later ones begin: the first of them is at or behind it,

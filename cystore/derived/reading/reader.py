@@ -24,14 +24,13 @@ from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
-from cystore._native.record.window import LogWindow
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.dispatch.heal import QueueHealer, is_queue_damage
 from cystore.derived.dispatch.known_filters import KnownFilters
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.files.index import IndexFiles
-from cystore.derived.reading.by_key import DEFAULT_COUNT, SPARE_WINDOWS, KeySearch, log_damage
+from cystore.derived.reading.by_key import DEFAULT_COUNT, KeySearch, log_damage
 from cystore.derived.reading.by_time import TimeSearch
 from cystore.derived.reading.dispatch_help import DispatchHelp
 from cystore.derived.reading.request import (
@@ -44,6 +43,7 @@ from cystore.derived.reading.request import (
     wanted_by,
 )
 from cystore.derived.reading.tail import TailReader
+from cystore.derived.reading.windows import SpareWindows
 from cystore.engine.files.cold_pages import memory_bytes
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import (
@@ -88,13 +88,10 @@ class Reader:
             bytes_in_disk=config.max_transfer_bytes_on_message_in_disk,
             count_in_disk=config.max_transfer_count_on_message_in_disk,
         )
-        self._windows: list[LogWindow] = []
-        self._key_windows: list[LogWindow] = []
-        for windows in (self._windows, self._key_windows):
-            commit_log.files.drops.empties(windows)
+        self._windows, self._key_windows = SpareWindows(commit_log), SpareWindows(commit_log)
         self._tail = TailReader(control)
         self._healer = QueueHealer(control, commit_log, queues)
-        self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer)
+        self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer, self._windows)
         self.counts = ReadCounts(control)
         self._help = DispatchHelp(dispatcher, commit_log.files.directory)
         keys = self._tail.keys
@@ -174,13 +171,6 @@ class Reader:
         self._key_windows.clear()
         if self._queue_reader is not None:
             self._queue_reader.forget_files()
-
-    def _window(self) -> LogWindow:
-        """A window for one call; `_windows.append` gives it back."""
-        try:
-            return self._windows.pop()
-        except IndexError:
-            return self._commit_log.window()
 
     # ------------------------------------------------------------------------------- by queue offset
 
@@ -341,7 +331,7 @@ class Reader:
         if log_minimum != self._forgotten_below:
             self.forget_cleaned()
         reached = 0
-        window, room = self._window(), max(FILTERED_ENTRIES, max_count)
+        window, room = self._windows.take(), max(FILTERED_ENTRIES, max_count)
         try:
             if made is not None:
                 file, count = made
@@ -370,8 +360,7 @@ class Reader:
             return None
         if dispatched is not None:
             self._tail.go_on((name, queue_id), file, count, reached, done)
-        if len(self._windows) < SPARE_WINDOWS:
-            self._windows.append(window)
+        self._windows.give_back(window)
         records = found[0] if raw else found
         status = GetStatus.FOUND
         if not records:
@@ -432,7 +421,7 @@ class Reader:
         return KeyReader(
             self._control,
             self._index.shapes,
-            self._key_windows,
+            self._key_windows.free,
             self._commit_log.window,
             general,
             self.counts,
@@ -450,7 +439,7 @@ class Reader:
             self._control,
             self._dispatcher.kernel,
             self._limits,
-            self._windows,
+            self._windows.free,
             self.counts,
             self._queues.file_of,
             self._commit_log.window,
