@@ -95,13 +95,21 @@ class Mappings:
         gone: list[MappedFile] = []
         if self._fits():
             return gone
-        for (queue, base), (file, needed) in list(self._kept.items())[:-1]:
+        for (queue, base), (file, needed) in self._entries()[:-1]:
             if self._fits():
                 break
             if not needed(file):
                 gone.append(file)
                 self._forget(queue, base)
         return gone
+
+    def _entries(self) -> list[tuple[tuple[int, int], tuple[MappedFile, Callable[[MappedFile], bool]]]]:
+        """A copy: `get` takes no lock, and it moves entries."""
+        while True:
+            try:
+                return list(self._kept.items())
+            except RuntimeError:  # it moved one in the middle of the copy
+                continue
 
     def _fits(self) -> bool:
         return self._bytes <= self._max_bytes and len(self._kept) <= self._max_count
@@ -117,7 +125,7 @@ class Mappings:
         """Takes the pages of all mappings out of this process's memory. Of the `current` segment it takes only those
         below the offset `end`, so that the next append meets no page fault."""
         with self._lock:
-            files = [file for file, _ in self._kept.values()]
+            files = [file for _, (file, _) in self._entries()]
         for file in files:
             file.let_pages_go(max(0, min(file.length, end - file.base)) if file is current else file.length)
 
@@ -131,7 +139,7 @@ class Mappings:
         """Drops the older half, because the system has no room for another mapping; False if there was nothing to
         drop."""
         with self._lock:
-            old = [key for key, (file, needed) in self._kept.items() if not needed(file)]
+            old = [key for key, (file, needed) in self._entries() if not needed(file)]
             gone = [self._forget(*key) for key in old[: (len(old) + 1) // 2]]
         self.drops.dropped()
         return bool(gone)

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from cystore._native.memory.mapping import MappedFile
 from cystore.engine.files import segments
 from cystore.engine.files.mappings import Mappings
 from cystore.engine.files.segments import MappedFileQueue, Mode, file_name
@@ -188,6 +189,22 @@ def test_mappings_end_for_memory_but_not_for_descriptors_of_the_process(tmp_path
     with pytest.raises(StoreResourceError):
         files.get(3 * FILE_BYTES)
     assert mappings.count == kept
+
+
+def test_room_is_made_while_readers_ask_for_mappings(tmp_path):
+    """Seen: RuntimeError. A reader takes no lock, and the mapping that it gets becomes the one used last."""
+    mappings = Mappings(100 * FILE_BYTES, 100)
+
+    def not_needed(file: MappedFile) -> bool:
+        files.get(0)  # as another thread does meanwhile
+        return False
+
+    files = queue(tmp_path, mappings=mappings, needed=not_needed)
+    for number in range(4):
+        write(tmp_path, number * FILE_BYTES)
+        files.get(number * FILE_BYTES)
+    assert mappings.make_room()
+    assert mappings.count == 2
 
 
 def test_making_a_file_that_is_there_keeps_it(tmp_path):
