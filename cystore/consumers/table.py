@@ -166,7 +166,7 @@ class OffsetTable:
                 header.generation == self._parts.control.generation or self._counts(header)
             ):
                 return self.refresh()
-            self._file.close()
+            self._file = None
         rows = sorted(read_consumer_offsets(self._parts.root).offsets.items())
         self._frozen = []
         for number, (key, offset) in enumerate(rows):
@@ -176,11 +176,12 @@ class OffsetTable:
 
     def _header(self) -> _Header | None:
         """The header; None if it was never finished, is damaged, or is of another version."""
-        if file_ranges.length_of(self._fd, self.path) < HEADER_BYTES:
+        file = self._opened
+        if file_ranges.length_of(file.fd, self.path) < HEADER_BYTES:
             return None
         data = self._read(0, HEADER_BYTES)
         magic, version, row_bytes, generation, boot_id, saved, saving, rows = _HEADER.unpack_from(data)
-        length = file_ranges.length_of(self._fd, self.path)
+        length = file_ranges.length_of(file.fd, self.path)
         if (
             (magic, version, row_bytes) != (MAGIC, VERSION, ROW_BYTES)
             or not 0 <= rows <= (length - HEADER_BYTES) // ROW_BYTES
@@ -248,18 +249,17 @@ class OffsetTable:
 
     @property
     def _opened(self) -> Descriptor:
+        """Its user keeps the object: a close by another thread must not close a number that is still in use, because
+        the next file that is opened gets that number."""
         if self._parts.control.closed or self._file is None:
             raise StoreClosedError("the store is closed", path=self._parts.root)
         return self._file
 
-    @property
-    def _fd(self) -> int:
-        return self._opened.fd
-
     def _read(self, at: int, count: int) -> bytes:
         """Raises StoreFormatError if the file ends earlier: then somebody has truncated it."""
         with files.translated(self.path):
-            data = files.pread_full(self._fd, at, count, self.path)
+            file = self._opened
+            data = files.pread_full(file.fd, at, count, self.path)
         if len(data) < count:
             raise StoreFormatError(
                 "the table of consumer groups was truncated while processes use it: close all processes of the "
@@ -271,18 +271,19 @@ class OffsetTable:
 
     def _write(self, at: int, data: bytes) -> None:
         with files.translated(self.path):
-            fd = self._fd
+            file = self._opened
             while data:
-                written = os.pwrite(fd, data, at)
+                written = os.pwrite(file.fd, data, at)
                 at, data = at + written, data[written:]
 
     def _grow(self, rows: int) -> None:
         """Takes space for rows. Raises StoreFullError."""
         with files.translated(self.path):
-            room = os.fstat(self._fd).st_blocks * files.BLOCK_BYTES
+            file = self._opened
+            room = os.fstat(file.fd).st_blocks * files.BLOCK_BYTES
         if room < HEADER_BYTES + ROW_BYTES * rows:
             more = HEADER_BYTES + ROW_BYTES * (rows + GROW_ROWS)
-            files.allocate(self._fd, 0, more, self.path)
+            files.allocate(file.fd, 0, more, self.path)
 
     @property
     def _wait_s(self) -> float:
@@ -483,7 +484,8 @@ class OffsetTable:
     def _is_known(self) -> bool:
         """Whether the path still leads to the table of this process."""
         with files.translated(self.path), inside(self.path) as (folder, name):
-            mine = os.fstat(self._fd)
+            file = self._opened
+            mine = os.fstat(file.fd)
             try:
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except FileNotFoundError:
@@ -497,9 +499,8 @@ class OffsetTable:
             return ConsumerOffsets()  # it is damaged; the offsets of the table replace it
 
     def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
+        """From now on calls raise StoreClosedError. Calls of other threads that have begun end with the file open."""
+        self._file = None
 
 
 def _row(key: Key, offset: int) -> bytes:

@@ -5,6 +5,7 @@ open."""
 from __future__ import annotations
 
 import logging
+import os
 
 import pytest
 
@@ -300,3 +301,27 @@ def test_a_table_that_is_full_is_a_typed_error(tmp_path, monkeypatch):
         assert error.value.path == tmp_path / TABLE
         assert len(store.get("orders", 0, 0, group="c").messages) == 5
         store.groups.commit("a", "orders", 0, 2)
+
+
+def test_a_commit_beside_a_close_writes_to_no_other_file(tmp_path, monkeypatch):
+    """Seen: EBADF in the thread of a consumer. The close had closed the table's descriptor under a call; the next file
+    that was opened got its number, and the call wrote there."""
+    with filled(tmp_path / "s") as store:
+        store.groups.commit("billing", "orders", 0, 1)
+        table, pwrite, others = store.groups._table().table, os.pwrite, []
+
+        def after_a_close(fd: int, data: bytes, at: int) -> int:
+            monkeypatch.undo()
+            table.close()
+            others.extend((tmp_path / f"other{n}").open("wb") for n in range(4))
+            return pwrite(fd, data, at)
+
+        monkeypatch.setattr("cystore.consumers.table.os.pwrite", after_a_close)
+        store.groups.commit("billing", "orders", 0, 2)
+        with pytest.raises(cystore.StoreClosedError):
+            store.groups.commit("billing", "orders", 0, 3)
+        assert [os.fstat(other.fileno()).st_size for other in others] == [0] * 4
+        for other in others:
+            other.close()
+    with cystore.open(tmp_path / "s") as store:
+        assert store.groups.offset("billing", "orders", 0) == 2
