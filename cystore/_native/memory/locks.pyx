@@ -352,8 +352,9 @@ cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int s
             if long_wait and _long_wait is not None:
                 told_ns = now_ns
                 _long_wait(locks.file.path, MUTEX_NAMES[which], (now_ns - since_ns) // NS_PER_S, robust_owner(mutex))
-            PyErr_CheckSignals()
-            now_ns = monotonic_ns()
+            if status != LOCK_TAKEN:  # a handler would run under the lock; it may need that lock
+                PyErr_CheckSignals()
+                now_ns = monotonic_ns()
             if locks.block == NULL:
                 raise StoreClosedError("the store was closed meanwhile")
             locks.checked()

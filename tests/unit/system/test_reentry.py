@@ -6,6 +6,8 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,6 +19,7 @@ from cystore.verify.verifier import verify
 from tests.support.interrupts import happens_at, places_in
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
+from tests.unit.native.test_locks import wait_until_somebody_waits
 from tests.unit.native.test_storm import calls
 
 pytestmark = pytest.mark.unsanitized  # about Python code
@@ -102,6 +105,31 @@ def test_put_in_a_handler_inside_of_a_put_that_repairs(tmp_path):
         assert len(inner) > 10
         offsets = [message.queue_offset for message in store.scan()]
         assert offsets == list(range(len(offsets)))
+
+
+def test_put_in_a_handler_inside_of_a_put_that_waited_for_the_lock(tmp_path):
+    """Seen: PageCacheBusyError. The signal came during the wait, and the outer put ran the handler under the lock that
+    it had just got."""
+    with open_small(tmp_path / "s", services=()) as store:
+        control, held, inner = store._parts.control, threading.Event(), []
+
+        def hold() -> None:
+            with control.held("append"):
+                held.set()
+                wait_until_somebody_waits(control)
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+        store.put("T", b"first")
+        before = signal.signal(signal.SIGUSR1, lambda *_: inner.append(store.put("T", b"inner")))
+        try:
+            with ThreadPoolExecutor(1) as holder:
+                holding = holder.submit(hold)
+                held.wait()
+                outer = store.put("T", b"outer")
+                holding.result()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert sorted([outer.queue_offset, inner[0].queue_offset]) == [1, 2]
 
 
 def test_a_handler_that_waits_for_an_undisturbed_call(tmp_path):
