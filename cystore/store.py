@@ -49,6 +49,7 @@ from cystore.surface.upkeep import StoreUpkeep
 from cystore.surface.waits import StoreWaits
 from cystore.system.folders import check_place
 from cystore.system.threads import os_threads
+from cystore.system.threads.reentry import undisturbed
 
 if TYPE_CHECKING:
     from cystore.derived.reading.snapshot import LogSnapshot
@@ -158,13 +159,29 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         if parts is not None:
             return parts
         with self._lock:
-            if self._closed:
-                raise StoreClosedError("the store is closed", path=self.path)
+            private = self._present()
+        if private is not None:
+            return private
+        # Else the put of a signal handler would wait at the gate for its own thread, which has it.
+        return undisturbed(self._attach_again)
+
+    def _present(self) -> Attachment | None:
+        """The parts that are of use, under the lock; None: this process has to attach again."""
+        if self._closed:
+            raise StoreClosedError("the store is closed", path=self.path)
+        private = self._private
+        if private is None:
+            return self._parts
+        return None if has_moved(private) else private
+
+    def _attach_again(self) -> Attachment:
+        with self._lock:
+            present = self._present()
+            if present is not None:
+                return present
             private = self._private
             if private is None:
-                return self._parts or self._attach()
-            if not has_moved(private):
-                return private
+                return self._unless_closed(self._attach())
             leaving, dropped = self._leaving, self._dropped
             try:
                 parts = self._attach(private)
@@ -177,7 +194,14 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
             dropped.cancel()
             housekeeper.unwatch(private)
             private.replace_private()
-            return parts
+            return self._unless_closed(parts)
+
+    def _unless_closed(self, parts: Attachment) -> Attachment:
+        """A close that came meanwhile did not find these parts: leaves them."""
+        if self._closed:
+            self._begin_to_leave(self._leaving)
+            raise StoreClosedError("the store is closed", path=self.path)
+        return parts
 
     def _attach(self, instead: Attachment | None = None) -> Attachment:
         """Attaches completely or not at all: an unfinished attachment is left again, even if this object is dropped

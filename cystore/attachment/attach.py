@@ -7,6 +7,7 @@ memory and changes no byte on disk.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,9 +39,11 @@ from cystore.system import files, folders, platform
 from cystore.system.other_processes import Ground
 from cystore.system.store_lock import LOCK_NAME, StoreLocks
 from cystore.system.threads import lock_log as lock_log  # the locks report to it
+from cystore.system.threads import os_threads
 
 READER_TRIES = 20  # private recoveries of one open, while other processes come and go
 Progress = Callable[[str, int, int], None]
+_attaching: set[tuple[int, int, Path]] = set()  # (process, thread, store)
 
 
 def attach(
@@ -54,8 +57,26 @@ def attach(
     """Opens the store at `root` for this process. Raises StoreLockedError, StoreFormatError, StorePermissionError.
 
     `instead` is a private view that is outdated because a process came. The new attachment continues in the same open
-    directory.
+    directory. An open or put of a signal handler that interrupted an attach of the same thread raises StoreLockedError:
+    it would wait at the gate for that thread.
     """
+    mine = (os.getpid(), os_threads.native_id(), root)
+    if mine in _attaching:
+        raise StoreLockedError("an interrupted call of this thread attaches to the store", path=root)
+    try:
+        _attaching.add(mine)
+        return _attach(root, config, revive, progress, instead)
+    finally:
+        _attaching.discard(mine)
+
+
+def _attach(
+    root: Path,
+    config: StoreConfig,
+    revive: Callable[[], Appender],
+    progress: Progress | None,
+    instead: Attachment | None,
+) -> Attachment:
     with files.translated(root):
         if instead is not None:
             place = folders.held_again(instead.root)

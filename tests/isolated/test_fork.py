@@ -37,6 +37,63 @@ def test_a_child_attaches_again_at_first_use(tmp_path):
     assert bodies == ["parent 1", "child 1", "child 2", "parent 2"]
 
 
+def handler_comes_between(path: str, does: str) -> list:
+    """A signal comes while a forked child attaches again for its first put; its handler puts, or closes the store."""
+    import glob
+    import os
+    import signal
+    import time
+
+    import cystore
+    from cystore.system.store_lock import StoreLocks
+
+    store = cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20)
+    store.put("T", b"parent")
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)  # ends a child that waits for itself
+        alone, closed = StoreLocks.try_alone, False
+
+        def on_store() -> int:
+            return sum(os.path.realpath(fd).startswith(path) for fd in glob.glob("/proc/self/fd/*"))
+
+        def handler(*_) -> None:
+            store.put("T", b"handler") if does == "put" else store.close()
+
+        def with_signal(locks: StoreLocks) -> bool:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return alone(locks)
+
+        signal.signal(signal.SIGUSR1, handler)
+        StoreLocks.try_alone = with_signal
+        try:
+            store.put("T", b"child")
+        except cystore.StoreClosedError:
+            closed = True
+        until_s = time.monotonic() + 30
+        while closed and on_store() and time.monotonic() < until_s:
+            os.sched_yield()
+        os._exit(10 * closed + on_store() if closed else 0)
+    _, status = os.waitpid(pid, 0)
+    bodies = [bytes(message.body).decode() for message in store.get("T", 0, 0, 32).messages]
+    store.close()
+    return [os.waitstatus_to_exitcode(status), sorted(bodies)]
+
+
+def test_a_handler_puts_while_a_child_attaches_again(tmp_path):
+    """Seen: the handler's put waited at the gate for its own thread, without end."""
+    code, bodies = fresh.run(handler_comes_between, str(tmp_path / "store"), "put")
+    assert code == 0
+    assert bodies == ["child", "handler", "parent"]
+
+
+def test_a_handler_closes_while_a_child_attaches_again(tmp_path):
+    """Then nothing stays open. Seen: the child stayed attached until its end."""
+    code, bodies = fresh.run(handler_comes_between, str(tmp_path / "store"), "close")
+    assert code == 10
+    assert bodies == ["parent"]
+
+
 def child_ends(path: str, way: str) -> list:
     """A child that never uses the store ends; then a third process asks for the store alone, while the parent holds
     it."""

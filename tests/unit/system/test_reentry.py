@@ -13,6 +13,7 @@ import pytest
 
 import cystore
 from cystore.layout import MUTEX_NAMES
+from cystore.system.store_lock import StoreLocks
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
 from cystore.verify.verifier import verify
@@ -130,6 +131,23 @@ def test_put_in_a_handler_inside_of_a_put_that_waited_for_the_lock(tmp_path):
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert sorted([outer.queue_offset, inner[0].queue_offset]) == [1, 2]
+
+
+def test_open_in_a_handler_inside_of_an_open_is_refused(tmp_path, monkeypatch):
+    """Seen: it waited at the gate for its own thread, without end."""
+    alone, refused = StoreLocks.try_alone, []
+
+    def interrupted(locks: StoreLocks) -> bool:
+        with pytest.raises(cystore.StoreLockedError, match="an interrupted call of this thread") as caught:
+            open_small(tmp_path / "s", services=())
+        refused.append(caught.value)
+        monkeypatch.undo()  # a close asks, too
+        return alone(locks)
+
+    monkeypatch.setattr(StoreLocks, "try_alone", interrupted)
+    with open_small(tmp_path / "s", services=()) as store:
+        store.put("T", b"first")
+    assert len(refused) == 1
 
 
 def test_a_handler_that_waits_for_an_undisturbed_call(tmp_path):
