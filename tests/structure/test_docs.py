@@ -177,10 +177,9 @@ def test_every_command_in_the_documents_exists(command):
         assert not missing, text
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_settings_files_of_a_document_can_be_read(document):
+def test_settings_files_of_the_documents_can_be_read():
     """TOML as the store reads it; a unit file as an ini file, whose keys may come twice."""
-    for block in blocks(document.read_text()):
+    for block in (block for document in DOCUMENTS for block in blocks(document.read_text())):
         if block.language == "toml":
             StoreConfig.from_mapping(tomllib.loads(block.source)["cystore"])
         elif block.language == "ini":
@@ -189,10 +188,10 @@ def test_settings_files_of_a_document_can_be_read(document):
             assert unit.sections(), block.source
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_links_between_documents_lead_somewhere(document):
+def test_links_between_documents_lead_somewhere():
     dead = [
-        target
+        f"{name_of(document)}: {target}"
+        for document in DOCUMENTS
         for target in LINK.findall(document.read_text())
         if not re.match(r"[a-z]+:|#", target) and not (document.parent / target.split("#")[0]).exists()
     ]
@@ -209,9 +208,9 @@ def missing_tests(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_the_tests_that_a_document_names_exist(document):
-    assert not missing_tests(document.read_text())
+def test_the_tests_that_the_documents_name_exist():
+    missing = {name_of(document): missing_tests(document.read_text()) for document in DOCUMENTS}
+    assert not {document: tests for document, tests in missing.items() if tests}
 
 
 def test_a_test_that_is_gone_is_noticed():

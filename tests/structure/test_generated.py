@@ -6,8 +6,6 @@ import shutil
 import subprocess
 import sys
 
-import pytest
-
 from tests.structure.sources import ROOT, files, module_of, name_of
 
 KERNELS = files(".pyx", under="cystore/_native")
@@ -44,9 +42,8 @@ def test_a_stale_file_is_seen(tmp_path):
     assert "layout.h is stale" in done.stderr
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=name_of)
-def test_every_kernel_has_a_stub(kernel):
-    assert kernel.with_suffix(".pyi").exists()
+def test_every_kernel_has_a_stub():
+    assert not [name_of(kernel) for kernel in KERNELS if not kernel.with_suffix(".pyi").exists()]
 
 
 def test_stubs_match_the_built_modules():
