@@ -10,6 +10,7 @@ import threading
 import pytest
 
 import cystore
+from cystore.arrivals.aio import AsyncStore
 from cystore.clock import monotonic_s
 from cystore.errors import FilterError, StoreClosedError, StoreConfigError
 from cystore.results import GetStatus
@@ -141,7 +142,9 @@ async def taken(messages, count):
     raise AssertionError("a tail ended")
 
 
-def test_tail_gives_every_message_in_the_order_of_its_queue(store):
+def test_tail_gives_every_message_in_the_order_of_its_queue(store, monkeypatch):
+    ends, known = AsyncStore._ends, threading.Event()
+    monkeypatch.setattr(AsyncStore, "_ends", lambda *given: (ends(*given), known.set())[0])
     for number in range(100):
         store.put("orders", b"%03d" % number, queue_id=number % 3)
 
@@ -149,7 +152,7 @@ def test_tail_gives_every_message_in_the_order_of_its_queue(store):
         last = asyncio.create_task(taken(store.aio.tail("orders"), 40))
         one = asyncio.create_task(taken(store.aio.tail("orders", 1, begin=30), 10))
         first = asyncio.create_task(taken(store.aio.tail("orders", begin="first"), 140))
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(known.wait, WAIT_S)
         for number in range(100, 140):
             await put_later(store, "orders", b"%03d" % number, queue_id=number % 4)
         found = await last

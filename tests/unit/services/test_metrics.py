@@ -187,7 +187,9 @@ def test_a_put_that_waits_for_the_lock_is_slow(tmp_path, caplog):
         holder.join()
         stats = store.stats()
         assert stats["put_slow"] == 1 and stats["put_time_max_ms"] > 500
-        assert stats["put_latency"]["500ms~1s"] == 1
+        latency = stats["put_latency"]
+        slow = list(latency)[list(latency).index("500ms~1s") :]  # on a busy machine it may be a longer time
+        assert sum(latency[label] for label in slow) == 1
         assert "a put was appended after" in caplog.text
 
 
