@@ -39,9 +39,9 @@ GROUP_OF_FOLDER = {
     "structure": "structure",
 }
 
-hypothesis.settings.register_profile("cystore", deadline=None, print_blob=True, max_examples=40)
+hypothesis.settings.register_profile("cystore", deadline=None, print_blob=True, max_examples=25)
 hypothesis.settings.register_profile(
-    "quick", parent=hypothesis.settings.get_profile("cystore"), max_examples=10
+    "quick", parent=hypothesis.settings.get_profile("cystore"), max_examples=6
 )
 hypothesis.settings.register_profile(
     "long", parent=hypothesis.settings.get_profile("cystore"), max_examples=2000
