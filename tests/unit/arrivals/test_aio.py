@@ -17,6 +17,8 @@ from cystore.results import GetStatus
 from tests.support.child import in_child
 from tests.support.process import Process
 
+pytestmark = pytest.mark.unsanitized  # calls of programs: its kernels are those of every store
+
 WAIT_S = 60.0
 PAUSE_MAX_S = 1.0  # of a loop, on a machine that others use
 

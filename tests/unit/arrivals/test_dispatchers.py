@@ -25,6 +25,8 @@ from tests.support.child import in_child
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, open_small
 
+pytestmark = pytest.mark.unsanitized  # calls of programs: its kernels are those of every store
+
 WAIT_S = 60.0
 
 

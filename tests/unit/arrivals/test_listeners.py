@@ -15,6 +15,8 @@ from cystore.errors import StoreConfigError
 from tests.support.child import in_child
 from tests.support.process import Process
 
+pytestmark = pytest.mark.unsanitized  # calls of programs: its kernels are those of every store
+
 WAIT_S = 60.0
 QUEUES = 12
 

@@ -17,6 +17,8 @@ from tests.support.clock import turn
 from tests.support.process import Failed, Process, processes
 from tests.support.small_stores import SETTINGS, body_for, open_small
 
+pytestmark = pytest.mark.unsanitized  # processes of another layout, slow there
+
 HOUR_MS = 3_600_000
 
 # From here on the process takes blocks with this layout's number for those of another version.

@@ -14,6 +14,8 @@ from cystore.recovery.walk.log_reader import LogReader
 from tests.support.process import Process
 from tests.support.small_stores import open_small
 
+pytestmark = pytest.mark.unsanitized  # processes of another layout, slow there
+
 WRITER = """
 import os
 from tests.support.small_stores import open_small

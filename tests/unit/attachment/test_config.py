@@ -11,6 +11,8 @@ import pytest
 from cystore.config import DEFAULTS, StoreConfig
 from cystore.errors import StoreConfigError
 
+pytestmark = pytest.mark.unsanitized  # settings, which no kernel reads
+
 # MessageStoreConfig of RocketMQ 4.9.3.
 ROCKETMQ_DEFAULTS = {
     "mapped_file_size_commit_log_bytes": 1024 * 1024 * 1024,

@@ -16,6 +16,8 @@ from cystore.config import _BOUNDS, DEFAULTS, StoreConfig, _types
 from cystore.config_sources import given_outside, resolve
 from tests.support.small_stores import open_small
 
+pytestmark = pytest.mark.unsanitized  # settings, which no kernel reads
+
 
 @pytest.fixture
 def toml(tmp_path):

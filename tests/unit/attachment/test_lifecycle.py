@@ -20,6 +20,8 @@ from cystore.system.threads import os_threads
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS, open_small
 
+pytestmark = pytest.mark.unsanitized  # about who is interrupted, not about kernels
+
 OPEN = "import cystore; store = cystore.open(path, **settings)"
 
 

@@ -15,6 +15,8 @@ from cystore import layout
 from tests.support.process import Failed, Process
 from tests.support.small_stores import open_small
 
+pytestmark = pytest.mark.unsanitized  # processes of another layout, slow there
+
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = (
     "cystore",

@@ -29,6 +29,8 @@ from tests.unit.columns.test_archiver import (
     put_some,
 )
 
+pytestmark = pytest.mark.unsanitized  # libraries that read what tests of columns have made
+
 Rows = list[tuple[str, int, int]]
 
 

@@ -22,6 +22,8 @@ from cystore.columns.arrow import COLUMNS, RowFilter
 from cystore.columns.expressions import narrowed
 from tests.support.small_stores import LOG_BYTES, open_small
 
+pytestmark = pytest.mark.unsanitized  # libraries that read what tests of columns have made
+
 field = pc.field
 
 

@@ -29,6 +29,8 @@ from tests.support.process import Process
 from tests.support.processes.writers import acknowledged, start
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 
+pytestmark = pytest.mark.unsanitized  # about folders: its kernels are those of every log
+
 HOUR_MS = 3_600_000
 
 

@@ -12,6 +12,8 @@ import cystore
 from cystore.engine.files import pace
 from tests.support.small_stores import open_small
 
+pytestmark = pytest.mark.unsanitized  # about pages and files that are made ahead, which no kernel does
+
 MIB = 1024 * 1024
 
 

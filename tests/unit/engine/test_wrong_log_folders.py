@@ -18,6 +18,8 @@ from tests.support.disks.log_folders import segments_in, several
 from tests.support.processes.forks import Nursery
 from tests.support.small_stores import open_small
 
+pytestmark = pytest.mark.unsanitized  # about folders: its kernels are those of every log
+
 
 @pytest.fixture
 def path(in_memory):

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import pickle
 
+import pytest
+
 from cystore.derived.reading.snapshot import LogRange, packed_evenly, runs_of
 from cystore.engine.files.segments import file_name
+
+pytestmark = pytest.mark.unsanitized  # Python alone
 
 FILE_BYTES = 1000
 

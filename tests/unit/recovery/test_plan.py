@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.recovery.actions import (
@@ -22,6 +24,8 @@ from cystore.recovery.actions import (
 from cystore.recovery.plan import plan
 from cystore.recovery.walk import rules
 from cystore.recovery.walk.findings import DirtyRange, IndexScan, LaterFile, LogScan, QueueScan, ScanResult
+
+pytestmark = pytest.mark.unsanitized  # decides and reads nothing
 
 LOG = LogScan(
     begin=0,

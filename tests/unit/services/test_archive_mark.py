@@ -16,6 +16,8 @@ from tests.support.cleaning import check_cleaned, filled
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 
+pytestmark = pytest.mark.unsanitized  # about what is kept, which no kernel decides
+
 EXPIRED = {"file_reserved_time_h": 0}
 FULL_AT = {"disk_max_used_space_ratio": 10, "disk_space_clean_forcibly_ratio": 10}
 

@@ -21,6 +21,8 @@ from tests.support.process import Process
 from tests.support.processes.shifted import ShiftedClock
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 
+pytestmark = pytest.mark.unsanitized  # its kernels are those of test_schedule.py
+
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 DAY_MS = 86_400_000
 LEVELS = {"message_delay_level": "1s 1h 2d 30d", "file_reserved_time_h": 72}

@@ -19,6 +19,8 @@ from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 from tests.unit.derived.test_online_damage import BODY_AT, flip
 from tests.unit.services.test_compact import EXPIRED, TOPIC, fill_log, found_in
 
+pytestmark = pytest.mark.unsanitized  # about files that are believed; test_compact.py has the kernels' way
+
 VERIFIED = cystore.StoreConfig(**SETTINGS)
 
 

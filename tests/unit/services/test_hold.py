@@ -16,6 +16,8 @@ from tests.support.clock import turn
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 
+pytestmark = pytest.mark.unsanitized  # about what is kept, which no kernel decides
+
 EXPIRED = {"file_reserved_time_h": 0}
 HOUR_MS = 3_600_000
 

@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.suite import cases, check
 
+pytestmark = pytest.mark.unsanitized  # Python alone
+
 
 def result(**ratios: float | None) -> dict:
     rows = [{"label": "cystore", "ratio": None}]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.suite.document import updated
+
+pytestmark = pytest.mark.unsanitized  # Python alone
 
 PAGE = """# Benchmarks
 

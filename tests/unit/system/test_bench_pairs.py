@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.suite import interpreters, pairs
 
+pytestmark = pytest.mark.unsanitized  # Python alone
+
 
 def result(ours_ns: float, ratio: float) -> dict:
     ours = {"label": "cystore", "ns_per_op_median": ours_ns, "ratio": None}

@@ -25,6 +25,8 @@ from cystore.system.ranges import file_ranges
 from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
 from tests.support.process import Process
 
+pytestmark = pytest.mark.unsanitized  # Python alone
+
 
 @pytest.mark.parametrize(
     ("code", "kind"),

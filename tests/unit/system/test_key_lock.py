@@ -12,6 +12,8 @@ import pytest
 from cystore.system.key_lock import KeyLock, is_taken
 from tests.support.process import Process
 
+pytestmark = pytest.mark.unsanitized  # Python alone
+
 HELD = """
 from pathlib import Path
 from cystore.system.key_lock import KeyLock, is_taken

@@ -6,7 +6,11 @@ from __future__ import annotations
 import ctypes
 import errno
 
+import pytest
+
 from cystore.system import file_system
+
+pytestmark = pytest.mark.unsanitized  # Python alone
 
 
 class Refusing:

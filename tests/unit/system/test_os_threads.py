@@ -7,6 +7,8 @@ import pytest
 
 from cystore.system.threads import os_threads
 
+pytestmark = pytest.mark.unsanitized  # Python alone
+
 
 @pytest.fixture
 def no_memory(monkeypatch):

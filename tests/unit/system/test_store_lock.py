@@ -15,6 +15,8 @@ from cystore.system import store_lock
 from cystore.system.store_lock import StoreLocks
 from tests.support.process import Process
 
+pytestmark = pytest.mark.unsanitized  # Python alone
+
 # FileChannel.tryLock(0, 1, false) of RocketMQ's BrokerStartup is fcntl(F_SETLK) with a write lock on one byte.
 AS_JAVA = """
 import fcntl, os

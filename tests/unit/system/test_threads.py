@@ -19,6 +19,8 @@ from cystore.services import threads
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import repeated_errors
 
+pytestmark = pytest.mark.unsanitized  # Python alone
+
 
 class Inline:
     """A thread that is over before it is assigned."""

@@ -14,6 +14,8 @@ import pytest
 
 from cystore.value_class import value_class
 
+pytestmark = pytest.mark.unsanitized  # Python alone
+
 TEXT = """
 @decorator({arguments})
 class Place:

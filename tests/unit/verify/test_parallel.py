@@ -26,6 +26,8 @@ from tests.support.recovery_stores import FILE_BYTES, fingerprint, make_records,
 from tests.support.small_stores import SETTINGS
 from tests.unit.recovery.test_queues import damage_entry
 
+pytestmark = pytest.mark.unsanitized  # processes that verify parts; test_ranges.py has the kernels' way
+
 SEEDS = range(40) if os.environ.get("CYSTORE_HYPOTHESIS") == "quick" else range(400)
 BEGIN = 5 * FILE_BYTES
 # Closed, and nothing behind the last entry of a queue; of the others RocketMQ was killed, or the log's first files
