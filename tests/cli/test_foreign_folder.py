@@ -75,6 +75,7 @@ def make(root, files):
         (root / name).write_bytes(data)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_every_command_refuses_a_foreign_folder(tmp_path, kind, capsys, monkeypatch):
     """Seen: `cystore rebuild DIR` took any folder with an `index/` for a store, and later any with a file
@@ -92,6 +93,7 @@ def test_every_command_refuses_a_foreign_folder(tmp_path, kind, capsys, monkeypa
         assert content(tmp_path) == before, command
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("how", [{}, {"read_only": True}, {"exclusive": True}, {"create": False}], ids=str)
 def test_every_open_refuses_a_foreign_folder(tmp_path, kind, how):

@@ -65,7 +65,7 @@ def assert_dump(lines: list[dict], view: oracle.View) -> None:
             assert line[name] == getattr(record, name), name
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damaged_range", ["truncate", "keep"])
 def test_dump_of_every_store(golden, damaged_range):
     view = oracle.recover(oracle.read_directory(golden.store), damaged_range)
@@ -95,7 +95,7 @@ def write_protected(golden):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_a_read_only_directory_is_dumped_and_queried(golden, write_protected):
     view = oracle.recover(oracle.read_directory(golden.store), "keep")
     before = {path: path.stat().st_mtime_ns for path in golden.store.rglob("*")}

@@ -15,6 +15,8 @@ from tests.oracle.record import Blank, encode
 from tests.support.golden.dump import as_rocketmq
 from tests.support.golden.stores import NAMES
 
+pytestmark = pytest.mark.sampled(5)  # of 14 stores; the oracle seldom changes
+
 
 @pytest.fixture
 def directory(golden) -> store.Directory:

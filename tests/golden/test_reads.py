@@ -14,6 +14,8 @@ from tests.support.golden import stores
 from tests.support.golden.answers import NOT_IN_A_MESSAGE, as_row, queue_messages, topics_and_queues
 from tests.support.golden.cystore_config import cystore_config
 
+pytestmark = pytest.mark.sampled(10)  # of 14 stores, opened in two ways
+
 
 @pytest.fixture(scope="module", params=stores.NAMES)
 def golden(request, tmp_path_factory) -> stores.Golden:

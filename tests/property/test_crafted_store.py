@@ -78,6 +78,7 @@ def test_many_stores_are_used_or_refused(nursery, kind, changes):
     check(nursery, kind, changes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["plain", "crashed", "ext"])
 def test_a_whole_store_is_used(nursery, kind):
     """Without a change every call works: the property is about something."""

@@ -179,7 +179,7 @@ def assert_every_cut(log: Log, end: int, filler: bytes, first: int = 0, step: in
         assert kernel_walk(cut, near) == expected
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("filler", FILLERS, ids=["zeros", "ones", "bytes"])
 @pytest.mark.parametrize("golden", NAMES, indirect=True)
 def test_every_golden_log_cut_at_every_byte_of_its_last_4_kib(golden, filler):

@@ -31,6 +31,7 @@ from tests.unit.columns.test_archiver import EXPIRED, archive_rows, check_folder
 pytestmark = [
     pytest.mark.unsanitized,  # about tables of Parquet files
     pytest.mark.filterwarnings("ignore:Iceberg scan planning"),  # of polars, which has a faster plugin
+    pytest.mark.sampled(1),  # one of the formats in each test
 ]
 FORMATS = ("delta", "iceberg")
 

@@ -62,7 +62,7 @@ def with_lost_tail(root, count=30, lost=3, **settings):
     return {n: b"%d" % n * 50 for n in range(count - lost)}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("record_format", ["cystore", "rocketmq"])
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("gone", [[], ["consumequeue", "index"], ["consumequeue", "config"]])
@@ -152,7 +152,7 @@ def queue_without_messages(root, count=40):
     return root / "consumequeue/T/0" / f"{0:020d}"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("crashed", [True, False])
 @pytest.mark.parametrize(
     "rot", [bytes(ENTRY), b"\xff" * ENTRY, b"\0\0\0\0\7\0\0\0", b"\x7f", bytes(8) + b"\xff\xff"], ids=str

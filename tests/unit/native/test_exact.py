@@ -274,7 +274,7 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_no_value_is_a_typed_error_or_works(store, call):
     """Never a raw TypeError, OverflowError, UnicodeEncodeError or ValueError."""

@@ -62,7 +62,7 @@ def test_hole_and_loss_behind_it(tmp_path, gap):
     check(root, [*range(20), *range(21, 21 + gap)])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("at", range(12, 20))
 @pytest.mark.parametrize("number", [0, 10, 29])
 def test_flipped_bit_in_the_tags_code_of_a_hole_entry(tmp_path, number, at):
@@ -76,7 +76,7 @@ def test_flipped_bit_in_the_tags_code_of_a_hole_entry(tmp_path, number, at):
     check(root, [n for n in range(30) if n != number])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("units", [1, 3, 30])
 @pytest.mark.parametrize("crashed", [True, False])
 def test_zeroed_last_units_of_an_extended_queue(tmp_path, units, crashed):
@@ -93,6 +93,7 @@ def test_zeroed_last_units_of_an_extended_queue(tmp_path, units, crashed):
     check(root, range(30), enable_consume_queue_ext=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("crashed", [True, False])
 @pytest.mark.parametrize("gone", ["checkpoint", "config"])
 def test_damage_in_the_log_and_one_witness_of_its_durable_end(tmp_path, gone, crashed):
@@ -111,7 +112,7 @@ def test_damage_in_the_log_and_one_witness_of_its_durable_end(tmp_path, gone, cr
     check(root, [n for n in range(30) if n != 5])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lost", [3, 30])
 @pytest.mark.parametrize("crashed", [True, False])
 def test_a_loss_is_reported_once(tmp_path, crashed, lost):

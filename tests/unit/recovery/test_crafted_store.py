@@ -84,7 +84,7 @@ def test_a_fifo_in_the_place_of_a_file_does_not_hang(path, place):
         open_small(path).close()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("begin", ["the end", 1 << 40, 1 << 62])
 @pytest.mark.parametrize("crashed", [True, False])
 def test_a_hole_behind_the_end_of_the_log(path, begin, crashed):
@@ -110,7 +110,7 @@ def test_a_hole_behind_the_end_of_the_log(path, begin, crashed):
         )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["checkpoint", "manifest", "abort", "lock", "config/queueOffset.json", "quarantine/holes.json"]
 )

@@ -75,7 +75,7 @@ def assert_recovers_to(store, expected) -> None:
     assert copies <= set(aside(store.path).values())
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("done", range(40))
 def test_broken_off_before_any_step(tmp_path, expected, done):
     store = worst_case(tmp_path / "s")
@@ -87,7 +87,7 @@ def test_broken_off_before_any_step(tmp_path, expected, done):
     assert_recovers_to(store, expected)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("calls", range(0, 60, 3))
 def test_broken_off_inside_a_step(tmp_path, expected, monkeypatch, calls):
     """The power goes at the n-th write, rename or unlink, half of the write done."""

@@ -66,7 +66,7 @@ def oracle_entries(path):
     return [file.entry(n).physical_offset for n in range(1, file.header.next_entry)]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("seed", range(12))
 def test_after_a_power_cut_any_sectors_may_be_old(tmp_path, rng, seed, read_only):
@@ -130,7 +130,7 @@ def test_what_rocketmqs_recovery_did_not_enter_again_is_found_out(tmp_path):
     assert_every_key_is_found(store)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize(
     ("at", "data"),
@@ -185,7 +185,7 @@ def test_files_below_the_logs_minimum_do_no_harm(tmp_path):
     assert_every_key_is_found(store, left)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "part", ["slot", "first entry", "entry", "last entry", "key hash", "place", "seconds", "chain"]
 )
@@ -252,7 +252,7 @@ def test_log_is_read_once_for_queues_and_index(tmp_path, monkeypatch, clean):
     assert read == [int(path.name) for path in sorted((store.path / "commitlog").glob("0*"))]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", [*range(60), 819])
 def test_walk_over_the_log_finds_in_the_index_what_a_second_walk_finds(tmp_path, rng, monkeypatch, seed):
     """The same damage, once compared on the way and once by a walk of its own."""

@@ -308,7 +308,7 @@ def test_a_lost_tail_is_reported_after_a_crash_too(tmp_path, both, damage, count
     assert {(q.queue_id, q.dispatched) for q in state.queues} == {(0, 10), (1, 10), (2, 10)}
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["commitlog", "consumequeue", "index"])
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("read_only", [True, False])

@@ -83,7 +83,7 @@ def test_dispatch_goes_on_where_the_entries_end(tmp_path):
     assert state.dispatched == store.records[50].physical_offset
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("what", "data", "at"),
     [

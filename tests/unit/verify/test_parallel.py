@@ -142,7 +142,7 @@ def test_an_empty_store(tmp_path):
     assert assert_same(tmp_path / "s", config) == []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["garbage", "a later file", "a blank", "files ahead"])
 def test_what_stands_behind_the_end(store, what):
     last = store.end - store.end % FILE_BYTES
@@ -157,7 +157,7 @@ def test_what_stands_behind_the_end(store, what):
     assert bool(assert_as_verify(store)) is (what in ("garbage", "a later file"))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [0, 3, 60, 117, 118, 119])
 def test_a_damaged_record(store, number):
     store.flip(store.records[number], 95)
@@ -213,7 +213,7 @@ def test_offsets_that_hole_entries_stand_for_are_for_the_walk(tmp_path, first):
     assert not is_told(store.path, store.config, ranges=lambda log_bytes: log_bytes)  # all in one range
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_stores(tmp_path, name):
     golden = unpack_or_skip(name, tmp_path)
@@ -248,7 +248,7 @@ def spoil(rng: random.Random, root: Path) -> None:
         path.write_bytes(content)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_damage_anywhere(tmp_path, seed):
     """Of a store closed or crashed, ours or RocketMQ's, with or without its first records: the same rows, or the same

@@ -67,6 +67,7 @@ def assert_all_of_it(path: Path, puts: list[cystore.PutResult], wrong: int) -> N
             assert all(len(store.read(put.physical_offset).body) for put in others)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrong", [10, 11, COUNT - 2])
 def test_two_records_that_claim_one_queue_offset_are_both_named(tmp_path, wrong):
     """Seen: the record whose queue id changed took the place of an intact message of the other queue, at the next
@@ -83,6 +84,7 @@ def test_two_records_that_claim_one_queue_offset_are_both_named(tmp_path, wrong)
     assert_all_of_it(path, puts, wrong)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wrong", [0, 10, COUNT - 2])
 @pytest.mark.parametrize("killed", [False, True])
 def test_entry_of_the_first_queue_tells_when_the_other_queues_file_is_gone(tmp_path, wrong, killed):
@@ -114,6 +116,7 @@ def test_a_record_that_claims_a_place_in_a_later_queue_is_named_alone(tmp_path):
         assert [found[n] for n in range(10) if n != 5] == [b"%d" % n for n in range(10) if n != 5]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("bit", [0, 1, 3, 4, 40])
 @pytest.mark.parametrize("wrong", [0, 20, COUNT - 2])
 def test_a_wrong_queue_offset_is_named_and_no_record_behind_it(tmp_path, wrong, bit):
@@ -125,6 +128,7 @@ def test_a_wrong_queue_offset_is_named_and_no_record_behind_it(tmp_path, wrong, 
     assert_all_of_it(path, puts, wrong)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", [b"x", b"00", b"19", b"0"])
 @pytest.mark.parametrize("wrong", [24, 25])  # 12 and 13 in the light queue
 def test_a_wrong_offset_in_a_light_queue_is_named(tmp_path, wrong, text):
