@@ -31,7 +31,7 @@ pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
 START_MS = 1_772_323_200_000  # 2026-03-01
 HOUR_MS = 3_600_000
-PATIENCE_S = 200.0
+PATIENCE_S = 600.0  # each command starts a JVM: 20 s with two free cores
 ONE_CORE = ("--master", "local[1]", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1")
 TASKS = """
 import sys
