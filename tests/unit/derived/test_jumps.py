@@ -97,6 +97,7 @@ def test_a_jump_by_one_between_records_of_other_queues_takes_no_place(tmp_path):
         assert served(store, "T") == others(struck) and served(store, "T", 1) == others(struck, 1)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("bit", [0, 2, 4, 20, 40])
 @pytest.mark.parametrize("struck", [0, 20, COUNT - 6])
 def test_a_queue_is_healed_of_all_but_the_wrong_record(tmp_path, struck, bit):
@@ -110,6 +111,7 @@ def test_a_queue_is_healed_of_all_but_the_wrong_record(tmp_path, struck, bit):
             assert served(other, "T") == others(struck)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("bit", [0, 2, 4, 20, 40, 63])
 @pytest.mark.parametrize("struck", [0, 20, COUNT - 6])
 def test_a_reader_that_may_not_dispatch_is_served_all_but_the_wrong_record(tmp_path, struck, bit):
@@ -196,6 +198,7 @@ def test_one_record_makes_no_hole_entries_without_end(tmp_path, bit):
         assert served(store, "T") == {1: b"1"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("bit", [0, 2, 4, 5, 30])
 @pytest.mark.parametrize("first", [STRUCK, 0])
 def test_intact_records_behind_a_wrong_offset_are_served(tmp_path, first, bit):

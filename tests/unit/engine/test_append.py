@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cystore
@@ -400,7 +400,6 @@ words = st.text(
     ),
     st.binary(max_size=300),
 )
-@settings(max_examples=60)
 def test_what_was_put_is_what_is_read(tmp_path_factory, keys, tags, properties, body):
     path = tmp_path_factory.getbasetemp() / "round-trip"
     with open_small(path) as store:

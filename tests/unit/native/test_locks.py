@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -404,16 +403,15 @@ def called_in_the_wait(control) -> Iterator[list[Callable[[], object]]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def spend(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        pass
+def rest(seconds: float) -> None:
+    """This thread does not run for so long, and other threads do."""
+    threading.Event().wait(seconds)
 
 
 @pytest.mark.slow
 def test_long_wait_is_told(path, control, called_in_the_wait, caplog):
     """The time of a thread that did not run counts, too: it waits no longer, and tells the whole time."""
-    called_in_the_wait.append(partial(spend, 6))
+    called_in_the_wait.append(partial(rest, 6))
     with Process() as holder:
         holder.do(f"{JOIN}\n{take('append')}", path=str(path))
         with (
@@ -434,7 +432,7 @@ def test_a_lock_that_is_free_after_a_stop_is_taken(path, control, called_in_the_
         holder.do(f"{JOIN}\n{take('append')}", path=str(path))
 
         def stop() -> None:
-            spend(1)
+            rest(1)
             holder.do(GIVE)
 
         called_in_the_wait.append(stop)

@@ -20,7 +20,7 @@ from tests.support.interrupts import alone_again, descriptors, mapped, threads
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS, open_small
 
-QUICK, LONG = 2_000, 100_000
+QUICK, LONG = 1_000, 100_000
 # The handler's exception in a finalizer is only logged.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
