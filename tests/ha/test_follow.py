@@ -285,7 +285,7 @@ def test_a_slave_has_the_light_queues_of_its_master(tmp_path, port):
         assert bodies == [b"%d" % number for number in (*range(90), 91) if number % 3]
 
 
-def test_a_slave_that_diverged_is_cut_at_the_last_common_record(tmp_path, port, rng):
+def test_a_slave_that_diverged_is_cut_at_the_last_common_record(tmp_path, port, rng, caplog):
     """The log was in two hands: the slave was opened as a master, and its own master took puts too."""
     common, own, new = rng.randrange(1, 90), rng.randrange(1, 90), rng.randrange(0, 90)
     settings = masters(port)
@@ -301,6 +301,7 @@ def test_a_slave_that_diverged_is_cut_at_the_last_common_record(tmp_path, port, 
         fill(master, new, start=common)
         refusing = slaves(port)
         with cystore.open(tmp_path / "slave", **refusing) as slave:
+            until(lambda: "ha_truncate_diverged=True truncates this log" in caplog.text)
             refused = slave._attached()
             assert not refused.control.handover and wrote(slave) == others_end
         cutting = slaves(port, ha_truncate_diverged=True)
