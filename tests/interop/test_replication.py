@@ -112,7 +112,14 @@ def test_an_empty_slave_gets_the_last_file_of_a_cleaned_master_in_the_jvm(rocket
 
 def test_a_sync_master_in_the_jvm_waits_for_a_slave(rocketmq, writer, tmp_path):
     port, spec = free_port(), {"config": specs.SMALL}
-    config = {**specs.SMALL, **JVM_QUICK, "haListenPort": port, "flushDiskType": "SYNC_FLUSH"}
+    config = {
+        **specs.SMALL,
+        **JVM_QUICK,
+        "haListenPort": port,
+        "flushDiskType": "SYNC_FLUSH",
+        "slaveTimeout": 60_000,  # no put of a busy host is late
+        "syncFlushTimeout": 60_000,
+    }
     with rocketmq.opened(tmp_path / "master", config, role="SYNC_MASTER") as master:
         with pytest.raises(Refused, match="SLAVE_NOT_AVAILABLE"):
             master.put(list(writer.many(1)))
