@@ -105,15 +105,27 @@ def nothing() -> Callable[..., None]:
 
 def replicated_ns(folder: Path, writers: int, count: int, record_bytes: int, *, syncs: bool) -> int:
     """Nanoseconds of a round of replicated puts in bare C (replicated.c). `syncs`: the other process syncs, too."""
-    source, program = HERE / "replicated.c", LIBRARY.parent / "replicated"
+    return int(_run("replicated", folder, writers, count, record_bytes, int(syncs)))
+
+
+def shipped_ns(folder: Path, count: int, record_bytes: int, put_ns: int) -> list[list[int]]:
+    """Nanoseconds of a round of puts in bare C, without a slave and beside one (shipped.c): in all, on a processor, and
+    ready for one."""
+    lines = _run("shipped", folder, count, record_bytes, put_ns).splitlines()
+    return [[int(ns) for ns in line.split()] for line in lines]
+
+
+def _run(name: str, folder: Path, *numbers: int) -> str:
+    """What a program prints. It is compiled anew when its source is newer."""
+    source, program = HERE / f"{name}.c", LIBRARY.parent / name
     if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
         program.parent.mkdir(parents=True, exist_ok=True)
         temporary = program.with_suffix(f".{os.getpid()}")
         compiler = os.environ.get("CC", "cc")
         subprocess.run([compiler, "-O3", "-w", "-pthread", str(source), "-o", str(temporary)], check=True)
         temporary.replace(program)
-    command = [str(program), str(folder), *(str(n) for n in (writers, count, record_bytes, int(syncs)))]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout)
+    command = [str(program), str(folder), *(str(number) for number in numbers)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
 
 
 def _compile() -> None:

@@ -6,6 +6,9 @@ replicated put waits for the master's disk and for the slave (SYNC_MASTER, SYNC_
 RocketMQ's side; here they are threads of the master's process, and in another row processes, as Celery has them. Its
 floors are a bare program in C, which does the same syncs and sends the same bytes (native/replicated.c): as a slave
 here, which keeps what it gets, and as a member of a group, which syncs it, too.
+What a slave costs the master's puts: rounds without a slave, and beside one. The time of a put is split into that on a
+processor, which is what the shipping itself costs the put, and that in which the thread is ready and other threads have
+the processors. The floor is a thread in C that computes for as long, beside bare shipping (native/shipped.c).
 With --tls the other side is cystore, too, with a certificate: RocketMQ's HAService has no TLS.
 """
 
@@ -26,7 +29,7 @@ from statistics import median
 from typing import Any
 
 import cystore
-from benchmarks.native import replicated_ns
+from benchmarks.native import replicated_ns, shipped_ns
 from benchmarks.peers.rocketmq_peer import JVM_FLAGS, TIMEOUT_S
 from tests.support.interop import rocketmq
 
@@ -56,6 +59,8 @@ with cystore.open(path, broker_role="sync_master", flush_disk_type="sync", slave
 CERTIFICATE = (
     "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out own.pem"
 )
+
+SPLIT = {"": "a put", "ran_": "of it on a processor", "ready_": "of it ready for a processor"}
 
 Figures = dict[str, float]
 
@@ -116,6 +121,24 @@ def puts(store: cystore.MessageStore, count: int) -> float:
     return time.perf_counter() - begun
 
 
+def _scheduled() -> list[int]:
+    """ns for which this thread ran, and for which it was ready and other threads had the processors."""
+    return [int(ns) for ns in Path("/proc/thread-self/schedstat").read_text().split()[:2]]
+
+
+def _split(store: cystore.MessageStore, count: int) -> tuple[float, float, float]:
+    """Seconds of `puts`, and what of them its thread ran, and was ready."""
+    before = _scheduled()
+    took_s = puts(store, count)
+    ran, ready = (after - begun for after, begun in zip(_scheduled(), before, strict=True))
+    return took_s, ran / 1e9, ready / 1e9
+
+
+def _median_split(rounds: list[tuple[float, float, float]], count: int, when: str) -> Figures:
+    middle = sorted(rounds)[len(rounds) // 2]
+    return {f"{part}{when}_ns": s * 1e9 / count for part, s in zip(SPLIT, middle, strict=True)}
+
+
 def _certificate(folder: Path) -> dict[str, str]:
     subprocess.run(
         [*CERTIFICATE.split(), "-addext", "subjectAltName=DNS:localhost"],
@@ -133,7 +156,7 @@ def ship(folder: Path, count: int, **settings: Any) -> Figures:
     """What RocketMQ's case of that name measures."""
     with _pair(folder, (2 * ROUNDS + 1) * count * RECORD_BYTES, **settings) as (master, follow):
         puts(master, count)
-        alone = [puts(master, count) for _ in range(ROUNDS)]
+        alone = [_split(master, count) for _ in range(ROUNDS)]
         follow()
         begin, begun = _reach(master, 1), time.perf_counter()
         bytes_ = _reach(master, master.stats()["wrote"]) - begin
@@ -141,14 +164,16 @@ def ship(folder: Path, count: int, **settings: Any) -> Figures:
         beside, shipped = [], []
         for _ in range(ROUNDS):
             begun = time.perf_counter()
-            beside.append(puts(master, count))
+            beside.append(_split(master, count))
             _reach(master, master.stats()["wrote"])
             shipped.append(time.perf_counter() - begun)
     return {
         "backlog_bytes_per_s": bytes_ / backlog_s,
-        "alone_ops_per_s": count / median(alone),
-        "beside_ops_per_s": count / median(beside),
+        "alone_ops_per_s": count / median(took_s for took_s, _, _ in alone),
+        "beside_ops_per_s": count / median(took_s for took_s, _, _ in beside),
         "ops_per_s": count / median(shipped),
+        **_median_split(alone, count, "alone"),
+        **_median_split(beside, count, "beside"),
     }
 
 
@@ -242,6 +267,13 @@ def floor(folder: Path, count: int, *, syncs: bool) -> Figures:
     return {"ops_per_s": count * 1e9 / took_ns}
 
 
+def bare(folder: Path, count: int, put_ns: float) -> Figures:
+    """The figures of the bare C program that ships, of puts that take `put_ns` of a processor."""
+    alone, beside = shipped_ns(folder, count, FLOOR_RECORD_BYTES, round(put_ns))
+    figures = {f"{part}alone_ns": ns / count for part, ns in zip(SPLIT, alone, strict=True)}
+    return figures | {f"{part}beside_ns": ns / count for part, ns in zip(SPLIT, beside, strict=True)}
+
+
 def measured(case: str, count: int, turns: int, *, tls: bool = False) -> tuple[Figures, Figures]:
     """The medians of both sides over some turns; the first side of a turn changes."""
     ours: list[Figures] = []
@@ -256,11 +288,11 @@ def measured(case: str, count: int, turns: int, *, tls: bool = False) -> tuple[F
                     theirs.append(mine(Path(folder), count, **_certificate(Path(folder))))
                 else:
                     theirs.append(of_rocketmq(case, Path(folder), count))
-    names = ours[0]
-    return (
-        {name: median(one[name] for one in ours) for name in names},
-        {name: median(one[name] for one in theirs) for name in names},
-    )
+    return _medians(ours), _medians(theirs)
+
+
+def _medians(runs: list[Figures]) -> Figures:
+    return {name: median(run[name] for run in runs) for name in runs[0]}
 
 
 def main(arguments: list[str]) -> int:
@@ -283,17 +315,33 @@ def main(arguments: list[str]) -> int:
     slower = [one["alone_ops_per_s"] / one["beside_ops_per_s"] - 1 for one in (ours, theirs)]
     print(f"{'a put is slower beside a slave by':<44} {slower[0]:>12.0%} {slower[1]:>12.0%}", end="")
     print("" if options.tls else f"{'':>8}  <= {SLOWER_GOAL:.0%}")
+    floors = [bare(Path(folder), options.count, ours["ran_alone_ns"]) for folder in _folders(options.turns)]
+    _parts(ours, _medians(floors))
     ours, theirs = measured("replicated", options.replicated, options.turns, tls=options.tls)
     for what, name in (("threads", "ops_per_s"), ("processes", "of_processes_ops_per_s")):
         reached &= _line(f"replicated puts of {WRITERS} {what}, /s", ours, theirs, name, replicated_goal)
     for what, syncs in (("the slave keeps it", False), ("the slave syncs it, too", True)):
-        found = []
-        for _ in range(options.turns):
-            with tempfile.TemporaryDirectory() as folder:
-                found.append(floor(Path(folder), options.replicated, syncs=syncs)["ops_per_s"])
+        folders = _folders(options.turns)
+        found = [floor(Path(folder), options.replicated, syncs=syncs)["ops_per_s"] for folder in folders]
         ratio = ours["ops_per_s"] / median(found)
         print(f"{f'floor in C: {what}, /s':<44} {median(found):>12,.0f} {'':>12} {ratio:>7.2f}", flush=True)
     return 0 if reached and (options.tls or slower[0] <= SLOWER_GOAL) else 1
+
+
+def _folders(count: int) -> Iterator[str]:
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            yield folder
+
+
+def _parts(ours: Figures, floor_: Figures) -> None:
+    """What the time of a put is made of, without a slave and beside one."""
+    print(f"{'':<44} {'no slave':>12} {'slave':>12} {'more':>7}")
+    for who, figures in (("cystore", ours), ("floor in C", floor_)):
+        for part, what in SPLIT.items():
+            alone, beside = figures[f"{part}alone_ns"], figures[f"{part}beside_ns"]
+            more = f"{(beside - alone) / figures['alone_ns']:>7.0%}"
+            print(f"{f'{who}: {what}, ns':<44} {alone:>12,.0f} {beside:>12,.0f} {more}", flush=True)
 
 
 def _line(what: str, ours: Figures, theirs: Figures, name: str, goal: float = 0.0, unit: float = 1.0) -> bool:
