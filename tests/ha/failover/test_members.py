@@ -3,6 +3,7 @@ refused. Method: members in processes of this host with a real etcd."""
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from cystore.ha.home import home_of
 from cystore.ha.link import wire
 from cystore.ha.role import FLAG_SLAVE, role_of
 from cystore.ha.slave import Slave
+from cystore.ha.status import read_status
 from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import (
     check_equal,
@@ -357,6 +359,61 @@ def test_too_few_members_in_sync_refuse_replicated_puts(tmp_path, etcd):
         assert wrote(a) == end > acknowledged == a.stats()["replicated"]
 
 
+def make_first(path: Path) -> None:
+    """A store with a log does not wait for others before the first election."""
+    with cystore.open(path, **SETTINGS) as plain:
+        fill(plain, 1)
+
+
+def waits(process: Process) -> bool:
+    """Whether what was sent to a process has not ended yet."""
+    return not select.select([process.answers], [], [], 0)[0]
+
+
+def test_a_put_that_waits_returns_when_the_next_process_that_serves_needs_fewer_members(tmp_path, etcd):
+    times = {"ha_lease_ms": 30_000, "slave_timeout_ms": 60_000}
+    a_settings = settings(etcd, "a", **times, min_in_sync_replicas=2)
+    make_first(tmp_path / "a")
+    with Process() as first, Process() as second, Process() as b:
+        first.do(OPENED, path=str(tmp_path / "a"), settings=a_settings)
+        b.do(OPENED, path=str(tmp_path / "b"), settings=settings(etcd, "b", **times))
+        until(lambda: first.do(TRIED) == "")
+        second.do(OPENED, path=str(tmp_path / "a"), settings={**a_settings, "min_in_sync_replicas": 1})
+        assert second.do(TRIED) == ""  # the first one serves
+        b.stop()
+        second.send(TRIED)
+        until(lambda: in_sync(etcd) == {"a"})
+        assert first.do(TRIED) == "NotAcknowledgingError" and waits(second)
+        first.kill()
+        assert second.answer() == ""
+        assert second.do(TRIED) == ""
+
+
+def test_a_put_that_waits_is_not_acknowledged_after_a_process_serves_that_needs_more_members(tmp_path, etcd):
+    times = {"ha_lease_ms": 30_000, "ha_in_sync_lag_ms": 60_000}
+    a_settings = settings(etcd, "a", **times, min_in_sync_replicas=1)
+    make_first(tmp_path / "a")
+    more = {**a_settings, "min_in_sync_replicas": 3, "slave_timeout_ms": 10_000}
+    with Process() as first, Process() as second, Process() as b, ExitStack() as looking:
+        first.do(OPENED, path=str(tmp_path / "a"), settings=a_settings)
+        b.do(OPENED, path=str(tmp_path / "b"), settings=settings(etcd, "b", **times))
+        until(lambda: first.do(TRIED) == "" and in_sync(etcd) == {"a", "b"})
+        second.do(OPENED, path=str(tmp_path / "a"), settings=more)
+        looker = looking.enter_context(cystore.open(tmp_path / "a", **{**a_settings, "services": "none"}))
+        control = looker._attached().control
+        b.stop()
+        before = wrote(looker)
+        second.send(TRIED)
+        until(lambda: wrote(looker) > before)  # it began while one member was enough
+        first.kill()
+        until(lambda: control.in_sync_needed == 3)
+        b.go_on()
+        until(lambda: [slave[1] for slave in read_status(looker.path).slaves] == [wrote(looker)])
+        assert waits(second) and control.in_sync == 2
+        assert second.answer() == "FlushSlaveTimeoutError"
+        assert control.replicated <= before and second.do(TRIED) == "NotAcknowledgingError"
+
+
 def refused(store: cystore.MessageStore) -> bool:
     try:
         store.put("T", b"x", flush="replicated")
@@ -368,8 +425,7 @@ def refused(store: cystore.MessageStore) -> bool:
 def test_another_process_of_the_host_continues_the_epoch(tmp_path, etcd):
     lease_ms = 30_000  # also a slow machine continues before it ends
     a_settings = settings(etcd, "a", ha_lease_ms=lease_ms)
-    with cystore.open(tmp_path / "a", **SETTINGS) as plain:
-        fill(plain, 1)  # a store with a log does not wait for others before the first election
+    make_first(tmp_path / "a")
     with Process() as first, Process() as second:
         first.do(OPENED, path=str(tmp_path / "a"), settings=a_settings)
         until(lambda: first.do(TRIED) == "")
