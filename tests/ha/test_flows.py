@@ -115,6 +115,25 @@ def test_a_slave_takes_a_log_that_arrives_in_pieces(master, ends, rng, frame_byt
     assert reports(ends.master)[-1] == wrote(master)
 
 
+def test_a_short_piece_behind_a_long_one_needs_no_caller(master, ends):
+    """A long piece goes through the descriptor, so the pages behind it are not in memory."""
+    fill(master, 20)
+    ends.master.sendall(frames(master, FILE_BYTES))
+    ends.turns(wrote(master))
+    segment = ends.store._attached().commit_log.files.get(0)
+    ends.log.flow.append_to(segment, 0, ends.log._opened(segment).fd)  # as if no page were in memory
+    for pieces in ((b"long" * 20_000, b"short"), (b"long" * 20_000,), (b"short",)):
+        stream = b""
+        for body in pieces:
+            begin = wrote(master)
+            master.put("T", body)
+            piece = bytes(master._attached().commit_log.piece(begin, wrote(master)))
+            stream += wire.HEADER.pack(begin, len(piece)) + piece
+        ends.master.sendall(stream)
+        assert ends.follow() == (len(stream), False)
+    check_equal(master, ends.store)
+
+
 def test_what_does_not_continue_the_log_stays_in_the_socket(master, ends):
     fill(master, 3)
     first = frames(master, 1 << 20)

@@ -102,7 +102,7 @@ cdef class Inflow:
             if self.left < 0:
                 count = self._begin_frame(block, socket)
             else:
-                if self.end == room and self.begin > 0:
+                if room - self.end < <Py_ssize_t>PIECE_BYTES and self.begin > 0:  # else the next pieces are short
                     memmove(data, data + self.begin, self.end - self.begin)
                     self.begin, self.end = 0, self.end - self.begin
                 if self.end == room:
@@ -148,12 +148,12 @@ cdef class Inflow:
     cdef void _make_ready(self, control_block* block) noexcept nogil:
         """Brings the next pages of the segment into memory, if few of them are. Otherwise the caller does that when
         records wait for it, and puts wait for this slave."""
-        cdef int64_t wrote = load_i64(&block.wrote), upto
-        if self.file is None or not self.file.base <= wrote <= self.ready or self.ready - wrote >= <int64_t>AHEAD_BYTES:
+        cdef int64_t wrote = load_i64(&block.wrote), begin, upto
+        if self.file is None or wrote < self.file.base or self.ready - wrote >= <int64_t>AHEAD_BYTES:
             return
-        upto = min(self.ready + <int64_t>AHEAD_BYTES, self.file.base + <int64_t>self.file.length,
-                   load_i64(&block.allocated))
-        if upto > self.ready and self.file.populate_pages(self.ready - self.file.base, upto - self.file.base) == 0:
+        begin = max(self.ready, wrote)
+        upto = min(begin + <int64_t>AHEAD_BYTES, self.file.base + <int64_t>self.file.length, load_i64(&block.allocated))
+        if upto > begin and self.file.populate_pages(begin - self.file.base, upto - self.file.base) == 0:
             self.ready = upto
 
     cdef ssize_t _begin_frame(self, control_block* block, int socket) noexcept nogil:
@@ -182,6 +182,7 @@ cdef class Inflow:
         """Appends one batch of records."""
         cdef int64_t skipped = min(self.skip, <int64_t>(self.end - self.begin)), position, file_end
         cdef int status, fd
+        cdef bint is_ready
         self.begin += skipped
         self.skip -= skipped
         if self.begin == self.end:
@@ -193,11 +194,10 @@ cdef class Inflow:
             if (status == RECORD_SHORT or status == RECORD_OK) and self.records.short <= self.record_bytes_max:
                 return NEEDS_BYTES
             return OBSTACLE
-        fd = self.fd if self.records.length >= <int64_t>WRITTEN_AT_LEAST else -1
+        is_ready = position + self.records.length + <int64_t>BLANK_SIZE_MIN <= self.ready
+        fd = -1 if self.records.length < <int64_t>WRITTEN_AT_LEAST and is_ready else self.fd
         if self.file is None or self.records.has_cystore_records and not self.is_marked \
-                or not self.file.base <= position < self.file.base + self.file.length \
-                or self.records.length >= <int64_t>WRITTEN_AT_LEAST and fd < 0 \
-                or fd < 0 and position + self.records.length + <int64_t>BLANK_SIZE_MIN > self.ready:
+                or not self.file.base <= position < self.file.base + self.file.length or fd < 0 and not is_ready:
             return OBSTACLE
         if not control_enter(block, LOCK_APPEND, False):
             return OBSTACLE
