@@ -237,14 +237,15 @@ def run(
     count: int,
     chosen: tuple[str, ...] = (),
     told: Callable[[str], None] = lambda line: None,
+    environment: dict[str, str] | None = None,
 ) -> Outcome:
-    """So many episodes. Ends at the first round with a fault, whose folder is kept."""
+    """So many episodes. Ends at the first round with a fault, whose folder is kept. `environment`: of the members."""
     outcome, number = Outcome(), 0
     episodes = [one for one in EPISODES if not chosen or one.__name__ in chosen]
     while number < count and not outcome.faults:
         place = folder / f"round-{number}"
         place.mkdir(parents=True)
-        with Fleet(place) as fleet:
+        with Fleet(place, environment=environment) as fleet:
             fleet.wait_in_sync(len(fleet.names))
             fleet.wait_more()
             for _ in range(min(ROUND, count - number)):

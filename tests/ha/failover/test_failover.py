@@ -52,6 +52,14 @@ def test_a_slice_of_the_episodes(tmp_path, rng):
     assert found.episodes == 3 and found.acknowledged > 0
 
 
+@pytest.mark.slow  # also as `make ha ARGS="--build asan"`
+def test_episodes_of_members_with_sanitized_kernels(tmp_path, rng, build_environment):
+    chosen = ("kill", "stop", "cut_off", "cut_one_pair")
+    found = run(tmp_path, seed := rng.randrange(2**32), 4, chosen, environment=build_environment("asan"))
+    assert not found.faults, f"seed {seed}"
+    assert found.episodes == 4 and found.acknowledged > 0
+
+
 def cystore_ha(fleet: Fleet, name: str, *words: str) -> tuple[int, str]:
     done = subprocess.run(
         [*fleet.network.through(name), sys.executable, "-W", "ignore", "-m", "cystore", "ha", *words],

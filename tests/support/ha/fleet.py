@@ -61,10 +61,18 @@ class HostProcess(Process):
 
 
 class Fleet:
-    """A context manager. All hosts are reachable, and all members run and write, when it has begun."""
+    """A context manager. All hosts are reachable, and all members run and write, when it has begun. `environment`: more
+    variables of the members' processes, for another build."""
 
-    def __init__(self, folder: Path, names: tuple[str, ...] = NAMES, **more: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: tuple[str, ...] = NAMES,
+        environment: dict[str, str] | None = None,
+        **more: Any,
+    ) -> None:
         self.folder, self.names, self._more = folder, names, more
+        self._environment = {**QUIET, **(environment or {})}
         self.network = Network(names)
         self.etcd = EtcdCluster(folder / "etcd", self.network.gateway, ETCDS)
         self.disks = Disks(folder, names)
@@ -116,7 +124,7 @@ class Fleet:
         self._stack.close()
 
     def start(self, name: str) -> None:
-        environment = {**os.environ, **QUIET}
+        environment = {**os.environ, **self._environment}
         if name in self.clocks:
             environment = self.clocks[name].environment(environment)
         if self.calls is not None:
