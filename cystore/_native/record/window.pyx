@@ -73,6 +73,14 @@ cdef inline bint _find(log_window* window, int64_t offset) noexcept nogil:
     return True
 
 
+cdef inline void _fetch_lines(const uint8_t* at) noexcept nogil:
+    """Fetches the cache lines behind the first one of a record of up to 256 bytes, wherever it begins in a line."""
+    prefetch_for_read(at + 64)
+    prefetch_for_read(at + 128)
+    prefetch_for_read(at + 192)
+    prefetch_for_read(at + 256)
+
+
 cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, size_t* available) noexcept nogil:
     """Finds the address of the record at a physical offset, and how many bytes may belong to it. Returns RECORD_OK or a
     WindowStatus."""
@@ -96,9 +104,7 @@ cdef int window_record(log_window* window, int64_t offset, record_view* v, const
     if status != RECORD_OK:
         return status
     # A single record is in no cache: these prefetches load its lines at the same time, not one after the other.
-    prefetch_for_read(at[0] + 64)
-    prefetch_for_read(at[0] + 128)
-    prefetch_for_read(at[0] + 192)
+    _fetch_lines(at[0])
     v.topic = NULL
     return record_at(at[0], available, offset, window.segments[window.latest].end, False, v)
 
@@ -127,9 +133,7 @@ cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nog
     cdef const uint8_t* at = window_address(window, offset)
     if at != NULL:
         prefetch_for_read(at)
-        prefetch_for_read(at + 64)
-        prefetch_for_read(at + 128)
-        prefetch_for_read(at + 192)
+        _fetch_lines(at)
 
 
 @cython.final
