@@ -27,7 +27,7 @@ from cystore._native.layout cimport (
     RECORD_FIXED_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES,
     SYS_FLAG_BORN_HOST_V6, SYS_FLAG_EXPIRES, SYS_FLAG_STORE_HOST_V6, TOPIC_BYTES_MAX, takes_queue_offset
 )
-from cystore._native.record.message cimport Message, PutResult, put_result
+from cystore._native.record.message cimport Message, PutResult, message_view, put_result
 from cystore._native.record.properties cimport (property_buffer, property_room, put_delay, put_expiry, put_properties)
 from cystore._native.append.put cimport (
     FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_EXPIRES_AT_MS, PUT_FLAG,
@@ -37,6 +37,7 @@ from cystore._native.append.put cimport (
 )
 from cystore._native.memory.queue_table cimport control_find_queue
 from cystore._native.record.record_read cimport topic_valid
+from cystore._native.record.record_view cimport record_view
 from cystore._native.record.record_write cimport append_item
 from cystore._native.append.steps cimport BATCH_STEP, in_steps, let_go, yield_gil
 
@@ -364,6 +365,7 @@ cdef class Appender(AppendLoop):
         cdef property_buffer buffer
         cdef Py_ssize_t count, i, room, done = 0, work = 0
         cdef Message message
+        cdef record_view view
         cdef bytes host
         cdef list references = []
         cdef object last_topic = None
@@ -428,13 +430,14 @@ cdef class Appender(AppendLoop):
                         self._delay(message._delay_level, item, &buffer)
                 else:
                     self._topic(message.topic, message._queue_id, item)
-                    item.born_timestamp = message.view.born_timestamp
-                    item.body = message.view.body
-                    item.body_len = message.view.body_len
-                    self._copy_properties(&buffer, item, message.view.properties, message.view.properties_len)
+                    view = message_view(message)
+                    item.born_timestamp = view.born_timestamp
+                    item.body = view.body
+                    item.body_len = view.body_len
+                    self._copy_properties(&buffer, item, view.properties, view.properties_len)
                     if self.light_queues_max:
                         light_check(self.target.block, item, &buffer, self.light_queues_max)
-                    set_born_host(item, message.view.born_host, message.view.born_host_len)
+                    set_born_host(item, view.born_host, view.born_host_len)
                 self._finish(item)
                 buffer.length += light_room(item)
                 work += 1 + (item.properties_len >> 10)

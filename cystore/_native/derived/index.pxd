@@ -12,7 +12,7 @@ from cystore._native.memory.atomics cimport (
 )
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.record cimport java_hash
-from cystore._native.record.record_view cimport record_view
+from cystore._native.record.record_view cimport record_parts, record_view
 from cystore._native.record.window cimport log_window
 
 cdef extern from "failpoints.h" nogil:
@@ -74,9 +74,9 @@ cdef struct key_query:
     int64_t* found
     int64_t found_count
     int64_t room
-    # The record that was found first, and its place. NULL: the caller does not need it.
-    record_view* view
-    const uint8_t* view_start
+    # The record that was found first, and its place.
+    record_parts parts
+    const uint8_t* start
     # The first places without an intact record that entries with the hash name, and the RecordStatus of each.
     int64_t[QUERY_DAMAGED_MAX] damaged
     int[QUERY_DAMAGED_MAX] damaged_status

@@ -20,7 +20,7 @@ from cystore._native.memory.atomics cimport observe_be32, prefetch_for_read, pub
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.property_read cimport key_next, known_properties, read_known
 from cystore._native.record.record cimport java_hash
-from cystore._native.record.record_read cimport record_intact
+from cystore._native.record.record_read cimport parts_of, record_intact
 from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view
 from cystore._native.record.window cimport (
     WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_prefetch, window_record
@@ -187,9 +187,9 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
                 and (q.key == NULL or index_key_matches(&v, q.key, q.key_len)) \
                 and not record_expired(window, &v):
             _add_found(q, q.wanted)
-            if q.view != NULL and q.found_count == 1:
-                q.view[0] = v
-                q.view_start = at
+            if q.found_count == 1:
+                q.parts = parts_of(at, &v)
+                q.start = at
 
 
 # ------------------------------------------------------------------------------------------------------ for Python

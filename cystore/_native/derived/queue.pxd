@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from cystore._native.filters.bitmap cimport GroupBits
 from cystore._native.filters.program cimport filter_program
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.record_view cimport record_view
+from cystore._native.record.record_view cimport record_parts
 from cystore._native.record.window cimport LogWindow, log_window
 
 cdef enum SelectStatus:
@@ -43,7 +43,7 @@ cdef struct batch_limits:
 cdef struct chosen_record:
     int64_t physical_offset
     const uint8_t* start
-    int32_t size
+    record_parts parts
 
 # Extended units that tell a reader which messages its filter does not match.
 cdef struct unit_view:

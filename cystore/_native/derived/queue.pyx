@@ -2,7 +2,9 @@
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -18,14 +20,14 @@ from cystore._native.layout cimport (
     control_block, queue_entry, queue_entry_disk_physical_offset, queue_entry_disk_set_physical_offset,
     queue_entry_disk_set_size, queue_entry_disk_set_tags_code, queue_entry_disk_size, queue_entry_disk_tags_code
 )
-from cystore._native.memory.atomics cimport load_i64, load_u32
+from cystore._native.memory.atomics cimport load_i64, load_u32, prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.message cimport Message, found_message, stored_message
+from cystore._native.record.message cimport Message, found_message, seen_message, stored_message
 from cystore._native.record.property_read cimport light_offset, property_find, property_view
 from cystore._native.record.record cimport java_hash
-from cystore._native.record.record_read cimport record_at, record_intact
+from cystore._native.record.record_read cimport parts_of, record_at, record_intact
 from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view, same_text
 from cystore._native.record.window cimport (
     LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_bytes, window_prefetch
@@ -34,10 +36,11 @@ from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
 from cystore.errors import CorruptRecordError, MessageIllegalError, StoreResourceError
 
 cdef enum:
-    # Records of a queue that lie far apart are in no cache, and the processor does not foresee them. The kernel fetches
-    # the record so many entries ahead, if it is that many bytes away.
+    # The processor does not foresee where the records of a queue lie. The kernel fetches the record so many entries
+    # ahead. The window looks a record up if it is that many bytes away.
     AHEAD = 4
     AHEAD_BYTES = 2048
+    LINE_BYTES = 64     # of the processor's caches
 
 cdef array.array _POSITIONS = array.array("q")
 
@@ -110,6 +113,20 @@ cdef inline void _fetch_record(const selection* s, const log_window* window, int
         window_prefetch(window, there)
 
 
+cdef inline void _fetch_ahead(const selection* s, const log_window* window, int64_t here,
+                              const uint8_t* place) noexcept nogil:
+    """Fetches the record AHEAD entries behind the one that is read now, at `place`."""
+    cdef const uint8_t* entry = s.entries + (s.at + AHEAD) * <int64_t>QUEUE_ENTRY_BYTES
+    cdef int64_t away = queue_entry_disk_physical_offset(entry) - here
+    if 0 < away <= AHEAD_BYTES:  # a prefetch may go past the segment
+        prefetch_for_read(place + away)
+        prefetch_for_read(place + away + LINE_BYTES)
+        prefetch_for_read(place + away + 2 * LINE_BYTES)
+        prefetch_for_read(place + away + 3 * LINE_BYTES)
+    elif away > AHEAD_BYTES:
+        window_prefetch(window, here + away)
+
+
 cdef inline void _fetch_first(const selection* s, const log_window* window) noexcept nogil:
     """Fetches the records behind the first one that the selection does not fetch while it reads others."""
     cdef int64_t here = queue_entry_disk_physical_offset(s.entries)
@@ -164,8 +181,6 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
             if _leaves_out(&s.units, ext_position(tags_code)):
                 s.at += 1
                 continue
-        if s.at + AHEAD < s.count and s.found + AHEAD < s.limits.max_count:
-            _fetch_record(s, window, s.at + AHEAD, physical_offset)
         s.wanted = physical_offset
         s.status = window_bytes(window, physical_offset, &at, &available)
         if s.status == WINDOW_NEED_SEGMENT:
@@ -175,6 +190,8 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
             s.at += 1
             continue
         if s.status == RECORD_OK:
+            if s.at + AHEAD < s.count and s.found + AHEAD < s.limits.max_count:
+                _fetch_ahead(s, window, physical_offset, at)
             s.status = record_at(at, available, physical_offset, window.segments[window.latest].end, False, &v)
         if s.status != RECORD_OK:
             return SELECT_DAMAGED
@@ -207,7 +224,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
         chosen = &s.chosen[s.found]
         chosen.physical_offset = physical_offset
         chosen.start = at
-        chosen.size = size
+        chosen.parts = parts_of(at, &v)
         s.found += 1
         s.found_bytes += size
         s.at += 1
@@ -361,11 +378,16 @@ cdef int selection_room(selection* s, LogWindow window) except -1:
 
 cdef list selected_messages(selection* s, LogWindow window):
     cdef int32_t i
-    cdef list out = []
-    cdef Message message = None
+    cdef const chosen_record* chosen
+    cdef Message message
+    cdef list out = PyList_New(s.found)
     for i in range(s.found):
-        message = found_message(window, s.chosen[i].physical_offset, message)
-        out.append(message)
+        chosen = &s.chosen[i]
+        message = seen_message(window, chosen.physical_offset, chosen.start, &chosen.parts)
+        if message is None:
+            message = found_message(window, chosen.physical_offset)
+        Py_INCREF(message)
+        PyList_SET_ITEM(out, i, message)
     return out
 
 
@@ -374,9 +396,9 @@ cdef void _copy(const selection* s, uint8_t* to, int64_t* begins) noexcept nogil
     cdef int64_t end = 0
     cdef int32_t i
     for i in range(s.found):
-        memcpy(to + end, s.chosen[i].start, s.chosen[i].size)
+        memcpy(to + end, s.chosen[i].start, s.chosen[i].parts.total_size)
         begins[i] = end
-        end += s.chosen[i].size
+        end += s.chosen[i].parts.total_size
 
 
 cdef tuple selected_records(selection* s):

@@ -14,9 +14,9 @@ from libc.string cimport memcmp, memcpy
 import re
 import unicodedata
 
-from cystore._native.record.message cimport Message
+from cystore._native.record.message cimport Message, message_view
 from cystore._native.record.property_read cimport property_next, property_view
-from cystore._native.record.record_view cimport same_text
+from cystore._native.record.record_view cimport record_view, same_text
 
 cdef enum:
     STACK = 256             # values; the compiler of expressions uses fewer
@@ -543,9 +543,11 @@ cdef class FilterProgram:
 
     def matches_message(self, Message message not None):
         """The same for a stored message."""
+        cdef record_view view
         if message.source is None:
             raise ValueError("a message to be put has no stored properties")
-        return bool(filter_matches(&self.c, message.view.properties, message.view.properties_len))
+        view = message_view(message)
+        return bool(filter_matches(&self.c, view.properties, view.properties_len))
 
 
 cdef int _grows(int kind) noexcept:

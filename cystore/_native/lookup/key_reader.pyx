@@ -25,8 +25,7 @@ from cystore._native.derived.index cimport (
 from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.lookup.counts cimport ReadCounts
-from cystore._native.record.message cimport found_message, viewed_message
-from cystore._native.record.record_view cimport record_view
+from cystore._native.record.message cimport Message, found_message, seen_message
 from cystore._native.record.window cimport LogWindow
 
 import sys
@@ -89,10 +88,9 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     cdef int status = QUERY_DONE
     cdef bint begun, may_hold
     cdef QueryResult messages = None
+    cdef Message only = None
     cdef list missing = None
     cdef Py_ssize_t place
-    cdef record_view view
-    q.view = &view
     q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), key, q.key_len)
     q.walk.begin_ms = begin_ms = index_time(begin_ms)
     q.walk.end_ms = end_ms = index_time(end_ms)
@@ -135,8 +133,10 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
             break
     if messages is None:
         return QueryResult.__new__(QueryResult)
-    if q.found_count == 1 and window.place_of(q.found[0]) >= 0:
-        PyList_Append(messages, viewed_message(window, q.found[0], q.view_start, &view))
+    if q.found_count == 1:
+        only = seen_message(window, q.found[0], q.start, &q.parts)
+    if only is not None:
+        PyList_Append(messages, only)
     else:
         for i in range(q.found_count):
             if window.place_of(q.found[i]) < 0:
@@ -144,7 +144,7 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
                     window.need(q.found[i])
                 except OffsetError:  # the segment was removed meanwhile
                     continue
-            PyList_Append(messages, found_message(window, q.found[i], None))
+            PyList_Append(messages, found_message(window, q.found[i]))
     if q.damaged_count != 0 or missing is not None:
         messages._damaged = _damaged(window, q, [] if missing is None else missing)
     return messages

@@ -13,16 +13,17 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
 from cystore._native.memory.atomics cimport load_i64, prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.index cimport (
-    QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_entry, index_key_hash, index_may_hold, index_query, index_slot,
-    index_slot_number, index_time, index_topic_seed, index_view, index_walk, index_walk_begin, index_walk_step,
-    key_query
+    QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_entry, index_key_hash, index_linked, index_may_hold, index_query,
+    index_slot, index_slot_number, index_time, index_topic_seed, index_view, index_walk, index_walk_begin, key_query
 )
-from cystore._native.layout cimport INDEX_ENTRY_BYTES, control_block
+from cystore._native.layout cimport (
+    INDEX_ENTRY_BYTES, control_block, index_entry_key_hash, index_entry_physical_offset, index_entry_previous
+)
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.lookup.key_reader cimport QueryResult, view_index
 from cystore._native.record.argument_checks cimport exact_text
-from cystore._native.record.message cimport Message, found_message, viewed_message
-from cystore._native.record.record_view cimport record_view
+from cystore._native.record.message cimport Message, found_message, seen_message
+from cystore._native.record.record_view cimport record_parts
 from cystore._native.record.window cimport LogWindow, log_window, window_address
 
 from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError
@@ -69,8 +70,8 @@ cdef struct lookups:
     lookup[GROUP] all
     int[GROUP] walking              # those whose chain goes on
     int64_t[GROUP * ROOM] found
-    record_view[GROUP] views        # the first message of each, and its place
-    const uint8_t* view_starts[GROUP]
+    record_parts[GROUP] parts       # the first message of each, and its place
+    const uint8_t* starts[GROUP]
     PyObject* names[GROUP]          # the keys, and a result for each; the dictionary holds references
     PyObject* results[GROUP]
     key_query q                     # the lookup whose candidates are checked
@@ -85,18 +86,25 @@ cdef inline const uint8_t* _address(const log_window* window, int64_t offset) no
     return window_address(window, offset)
 
 
+cdef inline void _load_entry(const index_view* index, int32_t number) noexcept nogil:
+    """Loads an entry, which may lie in two lines. At the end of a chain that is entry 0, which every file has."""
+    cdef const uint8_t* entry = index_entry(index, number)
+    load_byte(entry)
+    load_byte(entry + INDEX_ENTRY_BYTES - 1)
+
+
 cdef void _walk(const index_view* index, lookups* g, const log_window* window) noexcept nogil:
     """Collects the first candidates of all lookups in one index file: loads all slots, then the first entries of all
     chains, then the second ones, and so on, then the records.
 
     The page of a slot, an entry or a record is in no TLB. The processor waits for the page's address before it goes on
-    behind a prefetch, or it drops the prefetch. It goes on behind a load, so the loads overlap."""
+    behind a prefetch, or it drops the prefetch. It goes on behind a load, so the loads overlap. No branch depends on
+    what a load brings, so the processor foresees which loads follow."""
     cdef index_walk walk
     cdef lookup* one
     cdef const uint8_t* entry
     cdef int i, number, left
     cdef int count = 0
-    walk.begin_ms, walk.end_ms = g.q.walk.begin_ms, g.q.walk.end_ms
     for i in range(g.count):
         load_byte(index_slot(index, index_slot_number(index, g.all[i].hash)))
     for i in range(g.count):
@@ -108,18 +116,17 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
         one.place = NULL
         g.walking[count] = i
         count += one.entry != 0
+        _load_entry(index, one.entry)
     while count:
-        for i in range(count):
-            entry = index_entry(index, g.all[g.walking[i]].entry)
-            load_byte(entry)
-            load_byte(entry + INDEX_ENTRY_BYTES - 1)  # it may lie in two lines
         left = 0
         for i in range(count):
             number = g.walking[i]
             one = &g.all[number]
-            walk.hash, walk.entry = one.hash, one.entry
-            one.candidate_count += index_walk_step(index, &walk, &one.candidates[one.candidate_count])
-            one.entry = walk.entry
+            entry = index_entry(index, one.entry)
+            one.candidates[one.candidate_count] = index_entry_physical_offset(entry)
+            one.candidate_count += index_entry_key_hash(entry) == one.hash  # at any time
+            one.entry = index_linked(index_entry_previous(entry), one.entry)
+            _load_entry(index, one.entry)
             g.walking[left] = number
             left += one.entry != 0 and one.candidate_count < NEAR
         count = left
@@ -135,6 +142,7 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
             prefetch_for_read(g.all[i].place + 64)
             prefetch_for_read(g.all[i].place + 128)
             prefetch_for_read(g.all[i].place + 192)
+            prefetch_for_read(g.all[i].place + 256)
 
 
 cdef inline void _begin_check(lookups* g, int at) noexcept nogil:
@@ -150,8 +158,7 @@ cdef inline void _begin_check(lookups* g, int at) noexcept nogil:
     q.found = &g.found[at * ROOM]
     q.found_count = one.found_count
     q.damaged_count = 0
-    q.view = &g.views[at]
-    q.view_start = g.view_starts[at]
+    q.parts, q.start = g.parts[at], g.starts[at]
 
 
 cdef inline void _end_check(lookups* g, int at, int status) noexcept nogil:
@@ -159,7 +166,7 @@ cdef inline void _end_check(lookups* g, int at, int status) noexcept nogil:
     one.found_count = <int>g.q.found_count
     one.full = status == QUERY_FULL
     one.unanswered = g.q.damaged_count != 0
-    g.view_starts[at] = g.q.view_start
+    g.parts[at], g.starts[at] = g.q.parts, g.q.start
 
 
 cdef int _check_candidates(const index_view* index, lookups* g, int* at, log_window* window) noexcept nogil:
@@ -212,20 +219,21 @@ cdef int _search(LogWindow window, list files, lookups* g) except -1:
 
 cdef bint _add_messages(LogWindow window, const lookups* g, int at, QueryResult messages) except -1:
     """Adds the messages of lookup `at` to its result. False if a segment was removed meanwhile."""
-    cdef Message before = None
     cdef const int64_t* found = &g.found[at * ROOM]
     cdef int i, count = g.all[at].found_count
-    if count == 1 and window.place_of(found[0]) >= 0:
-        PyList_Append(messages, viewed_message(window, found[0], g.view_starts[at], &g.views[at]))
-        return True
+    cdef Message message = None
+    if count == 1:
+        message = seen_message(window, found[0], g.starts[at], &g.parts[at])
+        if message is not None:
+            PyList_Append(messages, message)
+            return True
     for i in range(count):
         if window.place_of(found[i]) < 0:
             try:
                 window.need(found[i])
             except (OffsetError, CorruptRecordError):
                 return False
-        before = found_message(window, found[i], before)
-        PyList_Append(messages, before)
+        PyList_Append(messages, found_message(window, found[i]))
     return True
 
 

@@ -387,7 +387,7 @@ cdef class QueueReader:
                 status = _read(&window.c, offset)
         if status != SELECT_DONE:
             return None
-        message = found_message(window, offset, None)
+        message = found_message(window, offset)
         self.give_back(window, seq)
         return message
 

@@ -237,7 +237,7 @@ def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, int
     for at in reversed(found):
         if window.place_of(at) < 0:
             window.need(at)
-        messages.append(found_message(window, at, None))
+        messages.append(found_message(window, at))
     return messages, wrote if status == WINDOW_BEYOND else t.at
 
 
@@ -461,7 +461,7 @@ cdef class TailKeys:
             for at in [positions[i] for i in range(copied)]:
                 if len(found) < max_count and at != last and position <= at < reached \
                         and self._is_wanted(window, &wanted, at):
-                    found.append(found_message(window, at, None))
+                    found.append(found_message(window, at))
                 last = at
         return found, end
 

@@ -1,7 +1,8 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.record_view cimport record_view
+from cystore._native.record.record_read cimport view_of
+from cystore._native.record.record_view cimport record_parts, record_view
 from cystore._native.record.window cimport LogWindow
 
 
@@ -17,7 +18,7 @@ cdef class Message:
     # to be put has no source.
     cdef object source
     cdef const uint8_t* start
-    cdef record_view view
+    cdef record_parts parts
     cdef object _topic, _body, _keys, _tags, _properties, _unique_key, _born_host, _store_host
     cdef int32_t _queue_id, _flag, _sys_flag, _reconsume_times, _delay_level
     # of a message to be put: the whole property string, in the place of keys, tags and properties
@@ -28,8 +29,12 @@ cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t
 # The message whose record begins at `at` in a mapped file; at most `limit` bytes belong to it. `verified`: its
 # checksum was compared already, without the GIL. Raises CorruptRecordError.
 cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bint verified)
-# The message of a record that a kernel found with the window and verified. `before` is the message before it, or None:
-# the letters of the same topic are not checked again. Raises CorruptRecordError.
-cdef Message found_message(LogWindow window, int64_t offset, Message before)
-# The same for a record that the kernel has read into `view`, at `start`.
-cdef Message viewed_message(LogWindow window, int64_t offset, const uint8_t* start, const record_view* view)
+# The message of a record that a kernel found with the window and verified. Raises CorruptRecordError.
+cdef Message found_message(LogWindow window, int64_t offset)
+# The same for a record that the kernel has read at `start`. None: the window has dropped that mapping since.
+cdef Message seen_message(LogWindow window, int64_t offset, const uint8_t* start, const record_parts* parts)
+
+
+cdef inline record_view message_view(Message message) noexcept:
+    """The record of a stored message."""
+    return view_of(message.start, &message.parts)

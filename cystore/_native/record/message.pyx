@@ -9,9 +9,9 @@ from cystore._native.layout cimport BLANK_SIZE_MIN, RECORD_MAGIC_BLANK, RECORD_M
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.argument_checks cimport exact_text, exact_whole
 from cystore._native.record.property_read cimport property_next, property_view
-from cystore._native.record.record_read cimport record_at, record_intact, record_read, walk_begin
+from cystore._native.record.record_read cimport parts_of, record_at, record_intact, record_read, walk_begin
 from cystore._native.record.record_view cimport (
-    RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_view
+    RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_parts, record_view
 )
 from cystore._native.record.window cimport LogWindow, segment_view
 
@@ -148,8 +148,10 @@ cdef class Message:
 
     @property
     def topic(self):
+        cdef record_view view
         if self._topic is None:
-            self._topic = self.view.topic[:self.view.topic_len].decode("ascii")
+            view = message_view(self)
+            self._topic = view.topic[:view.topic_len].decode("ascii")
         return self._topic
 
     @property
@@ -158,26 +160,26 @@ cdef class Message:
 
     @property
     def queue_offset(self):
-        return None if self.source is None else self.view.queue_offset
+        return None if self.source is None else message_view(self).queue_offset
 
     @property
     def physical_offset(self):
-        return None if self.source is None else self.view.physical_offset
+        return None if self.source is None else message_view(self).physical_offset
 
     @property
     def size_bytes(self):
-        return None if self.source is None else self.view.total_size
+        return None if self.source is None else self.parts.total_size
 
     @property
     def body(self):
         if self._body is None and self.source is not None:
-            self._body = _part_of(self.source, self.view.body, self.view.body_len)
+            self._body = _part_of(self.source, self.start + self.parts.body_at, self.parts.body_len)
         return self._body
 
     @property
     def properties(self):
         if self.source is not None and self._properties is None:
-            self._properties = MappingProxyType(parse_properties(self.view.properties[:self.view.properties_len]))
+            self._properties = MappingProxyType(parse_properties(self.properties_bytes))
         elif self._properties is None:
             self._properties = MappingProxyType(parse_properties(self.stored_properties or b""))
         return self._properties
@@ -210,7 +212,11 @@ cdef class Message:
     @property
     def properties_bytes(self):
         """The stored property string as it is, for programs that compare bytes; None on a message to be put."""
-        return None if self.source is None else self.view.properties[:self.view.properties_len]
+        cdef record_view view
+        if self.source is None:
+            return None
+        view = message_view(self)
+        return view.properties[:view.properties_len]
 
     @property
     def flag(self):
@@ -223,23 +229,27 @@ cdef class Message:
     @property
     def born_timestamp_ms(self):
         if self.source is not None:
-            return self.view.born_timestamp
+            return message_view(self).born_timestamp
         return None if self._born_timestamp_ms == -1 else self._born_timestamp_ms
 
     @property
     def store_timestamp_ms(self):
-        return None if self.source is None else self.view.store_timestamp
+        return None if self.source is None else message_view(self).store_timestamp
 
     @property
     def born_host(self):
+        cdef record_view view
         if self.source is not None:
-            return decode_host(self.view.born_host[:self.view.born_host_len])
+            view = message_view(self)
+            return decode_host(view.born_host[:view.born_host_len])
         return None if self._born_host is None else decode_host(self._born_host)
 
     @property
     def store_host(self):
+        cdef record_view view
         if self.source is not None:
-            return decode_host(self.view.store_host[:self.view.store_host_len])
+            view = message_view(self)
+            return decode_host(view.store_host[:view.store_host_len])
         return None if self._store_host is None else decode_host(self._store_host)
 
     @property
@@ -252,19 +262,19 @@ cdef class Message:
 
     @property
     def body_crc(self):
-        return None if self.source is None else self.view.checksum
+        return None if self.source is None else message_view(self).checksum
 
     @property
     def record_format(self):
         """"cystore" or "rocketmq" for a stored message, else None."""
         if self.source is None:
             return None
-        return "cystore" if self.view.magic == RECORD_MAGIC_CYSTORE else "rocketmq"
+        return "cystore" if message_view(self).magic == RECORD_MAGIC_CYSTORE else "rocketmq"
 
     def __reduce__(self):
         """A copy owns its bytes: the whole record of a stored message, or the arguments of a message to be put."""
         if self.source is not None:
-            return _rebuild_stored, (self.start[:self.view.total_size],)
+            return _rebuild_stored, (self.start[:self.parts.total_size],)
         body = bytes(memoryview(self._body)) if PyObject_CheckBuffer(self._body) else self._body
         properties = dict(self._properties) if isinstance(self._properties, MappingProxyType) else self._properties
         return _rebuild_given, (
@@ -277,51 +287,46 @@ cdef class Message:
     def __repr__(self):
         if self.source is None:
             return f"<Message to {self._topic!r}/{self._queue_id}>"
-        return (f"<Message {self.topic}/{self.view.queue_id} at {self.view.queue_offset}, "
-                f"{self.view.total_size} bytes at {self.view.physical_offset}>")
+        return (f"<Message {self.topic}/{self._queue_id} at {self.queue_offset}, "
+                f"{self.parts.total_size} bytes at {self.physical_offset}>")
 
 
-cdef object _refuse(int status, int64_t where, str path):
+cdef Message _refuse(int status, int64_t where, str path):
     raise CorruptRecordError(f"the record is damaged: {STATUS_NAMES[status]}", path=path, offset=where)
 
 
-cdef inline void _take_over(Message message, const uint8_t* start) noexcept:
-    cdef const record_view* view = &message.view
+cdef inline Message _message(object source, const uint8_t* start, const record_parts* parts):
+    """The message of a verified record at `start`, in memory that `source` keeps."""
+    cdef Message message = Message.__new__(Message)
+    cdef record_view view = view_of(start, parts)
+    message.source = source
     message.start = start
+    message.parts = parts[0]
     message._queue_id = view.queue_id
     message._flag = view.flag
     message._sys_flag = view.sys_flag
     message._reconsume_times = view.reconsume_times
     message._prepared_transaction_offset = view.prepared_transaction_offset
+    return message
 
 
-cdef inline int _read(Message message, const uint8_t* start, size_t limit, int64_t where, MappedFile file) except -1:
-    """Reads a verified record into a new message. The view's topic is that of the record before, or NULL."""
-    cdef int status = record_read(start, limit, &message.view)
-    if status != RECORD_OK:
-        _refuse(status, where, file.path)
-    _take_over(message, start)
-    return 0
-
-
-cdef object _fill(object source, const uint8_t* start, size_t limit, int64_t where, str path, bint verified):
+cdef Message _fill(object source, const uint8_t* start, size_t limit, int64_t where, str path, bint verified):
     """The message at `start`. Its bytes are faulted in and verified without the GIL, unless that was done before."""
-    cdef Message message = Message.__new__(Message)
-    cdef record_view* view = &message.view
+    cdef record_view view
+    cdef record_parts parts
     cdef int status
     view.topic = NULL
     if verified:
-        status = record_read(start, limit, view)
+        status = record_read(start, limit, &view)
     else:
         with nogil:
-            status = record_read(start, limit, view)
-            if status == RECORD_OK and not record_intact(start, view):
+            status = record_read(start, limit, &view)
+            if status == RECORD_OK and not record_intact(start, &view):
                 status = RECORD_BAD_CHECKSUM
     if status != RECORD_OK:
-        _refuse(status, where, path)
-    message.source = source
-    _take_over(message, start)
-    return message
+        return _refuse(status, where, path)
+    parts = parts_of(start, &view)
+    return _message(source, start, &parts)
 
 
 def _rebuild_stored(bytes record not None):
@@ -347,34 +352,31 @@ cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bi
     return _fill(file, file.address + at, limit, file.base + at, file.path, verified)
 
 
-cdef Message found_message(LogWindow window, int64_t offset, Message before):
+cdef Message found_message(LogWindow window, int64_t offset):
     cdef int place = window.place_of(offset)
     cdef const segment_view* segment
-    cdef Message message
+    cdef const uint8_t* start
+    cdef record_view view
+    cdef record_parts parts
+    cdef int status
     if place < 0:
         raise CorruptRecordError("the segment of this record is not mapped", offset=offset)
     segment = &window.c.segments[place]
-    message = Message.__new__(Message)
-    if before is not None:
-        message.view.topic, message.view.topic_len = before.view.topic, before.view.topic_len
-    _read(message, segment.address + (offset - segment.base), <size_t>(min(segment.end, window.c.wrote) - offset),
-          offset,
-          <MappedFile>window.files[place])
-    message.source = window.views[place]
-    return message
+    start = segment.address + (offset - segment.base)
+    view.topic = NULL
+    status = record_read(start, <size_t>(min(segment.end, window.c.wrote) - offset), &view)
+    if status != RECORD_OK:
+        return _refuse(status, offset, (<MappedFile>window.files[place]).path)
+    parts = parts_of(start, &view)
+    return _message(window.views[place], start, &parts)
 
 
-cdef Message viewed_message(LogWindow window, int64_t offset, const uint8_t* start, const record_view* view):
+cdef Message seen_message(LogWindow window, int64_t offset, const uint8_t* start, const record_parts* parts):
     cdef int place = window.place_of(offset)
-    cdef Message message
-    # The window may have dropped the segment meanwhile, and mapped it elsewhere.
+    # The window may have mapped the segment elsewhere.
     if place < 0 or window.c.segments[place].address + (offset - window.c.segments[place].base) != start:
-        return found_message(window, offset, None)
-    message = Message.__new__(Message)
-    message.view = view[0]
-    message.source = window.views[place]
-    _take_over(message, start)
-    return message
+        return None
+    return _message(window.views[place], start, parts)
 
 
 def delay_level_of(properties):
@@ -395,8 +397,10 @@ def due_message(Message source not None, str topic not None, int32_t queue_id, b
     and body come from the source (ScheduleMessageService.messageTimeup). So do `reconsume_times` and `sys_flag`, unless
     the caller gives them."""
     cdef Message message = Message.__new__(Message)
+    cdef record_view view
     if source.source is None:
         raise MessageIllegalError("the source must be a stored message")
+    view = message_view(source)
     message._topic = topic
     message._queue_id = queue_id
     message.stored_properties = properties
@@ -405,9 +409,9 @@ def due_message(Message source not None, str topic not None, int32_t queue_id, b
     message._sys_flag = source._sys_flag if sys_flag < 0 else sys_flag
     message._prepared_transaction_offset = prepared_transaction_offset
     message._reconsume_times = source._reconsume_times if reconsume_times < 0 else reconsume_times
-    message._born_timestamp_ms = source.view.born_timestamp
-    message._born_host = source.view.born_host[:source.view.born_host_len]
-    message._store_host = source.view.store_host[:source.view.store_host_len]
+    message._born_timestamp_ms = view.born_timestamp
+    message._born_host = view.born_host[:view.born_host_len]
+    message._store_host = view.store_host[:view.store_host_len]
     return message
 
 

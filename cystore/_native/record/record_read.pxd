@@ -21,7 +21,7 @@ from cystore._native.layout cimport (
 )
 from cystore._native.record.record_view cimport (
     RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_MAGIC, RECORD_BAD_POSITION, RECORD_BAD_TOPIC, RECORD_BLANK,
-    RECORD_OK, RECORD_SHORT, RECORD_ZERO, record_view, same_text
+    RECORD_OK, RECORD_SHORT, RECORD_ZERO, record_parts, record_view, same_text
 )
 
 cdef extern from "topic_bytes.h" nogil:
@@ -107,6 +107,51 @@ cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) 
                               or topic_valid(v.topic, v.topic_len)):
         return RECORD_BAD_TOPIC
     return RECORD_OK
+
+
+cdef inline record_parts parts_of(const uint8_t* p, const record_view* v) noexcept nogil:
+    """The parts of a record that `record_read` has read."""
+    cdef record_parts parts
+    parts.total_size = v.total_size
+    parts.sys_flag = v.sys_flag
+    parts.body_at = <int32_t>(v.body - p)
+    parts.body_len = v.body_len
+    parts.topic_len = v.topic_len
+    parts.properties_len = v.properties_len
+    return parts
+
+
+cdef inline record_view view_of(const uint8_t* p, const record_parts* parts) noexcept nogil:
+    """The record at `p` once more. All places follow from lengths that were checked, not from bytes that may have
+    changed since."""
+    cdef record_view v
+    cdef size_t at = RECORD_PREFIX_BYTES
+    v.total_size = parts.total_size
+    v.magic = record_magic(p)
+    v.checksum = record_checksum_field(p)
+    v.queue_id = record_queue_id(p)
+    v.flag = record_flag(p)
+    v.queue_offset = record_queue_offset(p)
+    v.physical_offset = record_physical_offset(p)
+    v.sys_flag = parts.sys_flag
+    v.born_timestamp = record_born_timestamp(p)
+    v.born_host = p + at
+    v.born_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES
+    v.store_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_STORE_HOST_V6 else HOST_V4_BYTES
+    at += v.born_host_len
+    v.store_timestamp = <int64_t>load_be64(p + at)
+    at += RECORD_STORE_TIMESTAMP_BYTES
+    v.store_host = p + at
+    at += v.store_host_len
+    v.reconsume_times = <int32_t>load_be32(p + at)
+    v.prepared_transaction_offset = <int64_t>load_be64(p + at + RECORD_RECONSUME_TIMES_BYTES)
+    v.body = p + parts.body_at
+    v.body_len = parts.body_len
+    v.topic = v.body + v.body_len + RECORD_TOPIC_LENGTH_BYTES
+    v.topic_len = parts.topic_len
+    v.properties = v.topic + v.topic_len + RECORD_PROPERTIES_LENGTH_BYTES
+    v.properties_len = parts.properties_len
+    return v
 
 
 cdef inline uint32_t record_checksum(const uint8_t* p, const record_view* v) noexcept nogil:

@@ -39,6 +39,15 @@ cdef struct record_view:
     const uint8_t* properties
     int properties_len
 
+# What an object keeps of a record that was read, to find its parts again: an eighth of a view.
+cdef struct record_parts:
+    int32_t total_size
+    int32_t sys_flag
+    int32_t body_at
+    int32_t body_len
+    int32_t topic_len
+    int32_t properties_len
+
 
 cdef inline bint same_text(const uint8_t* a, const uint8_t* b, int length) noexcept nogil:
     """Compares two texts, most of them without a call of memcmp: the first and the last bytes meet or overlap in texts

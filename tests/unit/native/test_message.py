@@ -190,6 +190,20 @@ def test_messages_before_the_damage_are_given_first(mapped):
         messages_in(file, following, len(data), 30)
 
 
+def test_parts_keep_their_places_when_the_bytes_change(mapped):
+    """A program that overwrites the log must not lead a message's readers outside of its record."""
+    file, data = mapped
+    size = len(data) // 5
+    message = message_at(file, 4 * size, size)
+    length = len(message.properties_bytes)
+    file.write(4 * size, b"\xff" * size)
+    assert message.size_bytes == size
+    assert message.body == b"\xff"
+    assert message.properties_bytes == b"\xff" * length
+    assert message.born_host == message.store_host == "255.255.255.255:-1"
+    assert message.store_timestamp_ms == -1
+
+
 @pytest.mark.parametrize(("at", "end"), [(-1, 10), (0, 10_000), (5, 4)])
 def test_places_outside_the_file_are_refused(mapped, at, end):
     file, _ = mapped
