@@ -10,14 +10,15 @@ cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memset
-from posix.time cimport nanosleep, timespec
 
+from cystore._native.derived.ahead cimport AHEAD_RECORDS, ahead_record, read_ahead, ring_ahead
+from cystore._native.derived.derive cimport reader_begin
 from cystore._native.derived.queue_ext cimport EXT_END_BYTES, EXT_NO_ROOM, ext_address, ext_put
 from cystore._native.derived.gather cimport (
     DISPATCH_DAMAGED, DISPATCH_DONE, DISPATCH_NEED_EXT_FILE, DISPATCH_NEED_EXT_SPACE, DISPATCH_NEED_GAP,
     DISPATCH_NEED_INDEX_FILE, DISPATCH_NEED_INDEX_SPACE, DISPATCH_NEED_QUEUE, DISPATCH_NEED_QUEUE_FILE,
     DISPATCH_NEED_QUEUE_SPACE, DISPATCH_NEED_SEGMENT, PENDING_RECORDS, dispatch_state, gather, pending_key,
-    pending_record, queue_files, verified_part
+    pending_record, queue_files
 )
 from cystore._native.derived.index cimport INDEX_FULL, index_entry_end, index_next_entry, index_put, index_view_of
 from cystore._native.derived.queue cimport queue_put
@@ -32,8 +33,6 @@ from cystore._native.memory.locks cimport control_enter, control_unlock
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
 from cystore._native.record.property_read cimport light_next, light_place, light_queues
-from cystore._native.record.record_read cimport record_at, walk_begin
-from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
 from cystore._native.record.window cimport segment_view
 
 cdef extern from "failpoints.h" nogil:
@@ -44,9 +43,6 @@ cdef extern from "free_lock.h" nogil:
 
 cdef enum:
     TURN_BYTES = 1048576    # of log in one turn of a reader; about 3 ms
-    AHEAD_BYTES = 4194304   # of log, verified and not dispatched yet: the processor's caches still hold it
-    AHEAD_STEP = 65536      # of log between two looks at the dispatcher
-    AHEAD_PAUSE_NS = 100000
 
 
 cdef int _put_ext(dispatch_state* d, queue_files* files, pending_record* r) noexcept nogil:
@@ -180,9 +176,7 @@ cdef int dispatch_run(dispatch_state* d) noexcept nogil:
     time is over; at least a few records."""
     cdef int i, status, stopped_by
     d.round += 1
-    if d.known_in != d.block:
-        memset(&d.known[0], 0, sizeof(d.known))
-        d.known_in, d.last_known = d.block, NULL
+    reader_begin(&d.reader, d.block)
     while True:
         stopped_by = gather(d)
         for i in range(d.pending_count):
@@ -203,37 +197,6 @@ cdef void dispatch_turn(dispatch_state* d) noexcept nogil:
     d.stopped_at = d.position
     add_u32(&block.dispatch_seq, 1)
     control_unlock(block, LOCK_DISPATCH)
-
-
-cdef int64_t _verify(verified_part* part, const control_block* block, const segment_view* segment, int64_t at,
-                     int64_t end) noexcept nogil:
-    """Compares the checksums of the segment's records from `at` on, not far ahead of the dispatcher, until it has no
-    more of them, meets damage or has to end. Returns the end of the last one, or the segment's end at its blank."""
-    cdef timespec pause
-    cdef record_view v
-    cdef int64_t look_at = at
-    cdef int status
-    pause.tv_sec, pause.tv_nsec = 0, AHEAD_PAUSE_NS
-    walk_begin(&v)
-    end = min(end, segment.end)
-    while at < end:
-        if at >= look_at:
-            # release: the dispatcher leaves these checksums out; acquire in gather.pxd: gather
-            store_i64(&part.until, at)
-            while at - load_i64(&block.dispatched) > AHEAD_BYTES and not load_i64(&part.ends):
-                nanosleep(&pause, NULL)
-            if load_i64(&part.ends):
-                return at
-            look_at = at + AHEAD_STEP
-        status = record_at(segment.address + (at - segment.base), <size_t>(end - at), at, segment.end, True, &v)
-        if status == RECORD_BLANK and end == segment.end:  # in a file that is not full it is damage, as in `gather`
-            at = segment.end
-        elif status == RECORD_OK:
-            at += v.total_size
-        else:
-            break
-    store_i64(&part.until, at)  # release, as above
-    return at
 
 
 # ------------------------------------------------------------------------------------------------------ for Python
@@ -262,7 +225,7 @@ cdef inline bint _may_begin(dispatch_state* d, control_block* block, int64_t pos
         return False
     if d.with_ext and d.stopped_at != position:
         return False
-    if d.with_index and (d.index.p == NULL or d.mapped_index_seq != load_u32(&block.index_seq)
+    if d.reader.with_index and (d.index.p == NULL or d.mapped_index_seq != load_u32(&block.index_seq)
                          or index_header_end_physical_offset(d.index.p) >= position):
         return False
     return True
@@ -287,9 +250,9 @@ cdef class DispatchKernel:
             raise MemoryError
         for i, delay in enumerate(delay_levels_ms):
             self.delay_ms[i] = delay
-        self.d.delay_ms = self.delay_ms
-        self.d.delay_levels = <int>len(delay_levels_ms)
-        self.d.with_index = with_index
+        self.d.reader.delay_ms = self.delay_ms
+        self.d.reader.delay_levels = <int>len(delay_levels_ms)
+        self.d.reader.with_index = with_index
         self.d.with_ext = with_ext
         self.d.stopped_at = self.d.mapped_index_seq = self.d.left_out_at = -1
 
@@ -297,6 +260,7 @@ cdef class DispatchKernel:
         if self.d != NULL:
             PyMem_Free(self.d.queues)
             PyMem_Free(self.d.bitmaps)
+            PyMem_Free(self.d.ahead.records)
         PyMem_Free(self.d)
         PyMem_Free(self.delay_ms)
 
@@ -398,19 +362,27 @@ cdef class DispatchKernel:
         self.filters = table
 
     def begin_ahead(self, int64_t position):
-        """Lets one thread call `verify_ahead` from a record on, until `end_ahead`. False if another thread does."""
-        cdef verified_part* part = &self.d.verified
-        if part.is_taken:
+        """Lets one thread call `read_ahead` from a record on, until `end_ahead`. False if another thread does."""
+        cdef ring_ahead* ring = &self.d.ahead
+        if ring.is_taken:
             return False
-        part.is_taken = True
-        part.ends = 0
-        part.begin = position
-        store_i64(&part.until, position)
+        if ring.records == NULL:
+            ring.records = <ahead_record*>PyMem_Calloc(AHEAD_RECORDS, sizeof(ahead_record))
+            if ring.records == NULL:
+                raise MemoryError
+        ring.is_taken = True
+        ring.reader.delay_ms, ring.reader.delay_levels = self.d.reader.delay_ms, self.d.reader.delay_levels
+        ring.reader.with_index = self.d.reader.with_index
+        ring.ends = 0
+        add_u32(&ring.run, 1)
+        store_i64(&ring.missed, -1)
+        store_i64(&ring.until, position)
         return True
 
-    def verify_ahead(self, MappedFile segment not None, int64_t position, int64_t end):
-        """Compares the checksums of a segment's records from `position` on, beside `run` in another thread, which then
-        leaves them out. Returns where it stopped: at `end` or the segment's end, at damage, or after `stop_ahead`."""
+    def read_ahead(self, MappedFile segment not None, int64_t position, int64_t end):
+        """Reads a segment's records from `position` on and compares their checksums, beside `run` in another thread,
+        which then only enters them. Returns where it stopped: at `end` or the segment's end, at damage, or after
+        `stop_ahead`."""
         cdef control_block* block = self.control.checked()
         cdef segment_view view
         keep = self.control.file
@@ -418,23 +390,23 @@ cdef class DispatchKernel:
         if not view.base <= position <= view.end:
             raise ValueError(f"position {position} is not in {segment!r}")
         with nogil:
-            position = _verify(&self.d.verified, block, &view, position, end)
+            position = read_ahead(&self.d.ahead, block, &view, position, end)
         return position
 
     def stop_ahead(self):
-        """Ends `verify_ahead` soon."""
-        store_i64(&self.d.verified.ends, 1)
+        """Ends `read_ahead` soon."""
+        store_i64(&self.d.ahead.ends, 1)
 
     def end_ahead(self):
-        """The thread that verified has ended. Records that are not dispatched yet may change before they are: their
-        checksums are compared again."""
-        store_i64(&self.d.verified.until, 0)
-        self.d.verified.is_taken = False
+        """The thread that read has ended. Records that are not dispatched yet may change before they are: they are read
+        again."""
+        add_u32(&self.d.ahead.run, 1)
+        self.d.ahead.is_taken = False
 
     @property
-    def verified_until(self):
-        """Log position up to which `verify_ahead` has compared checksums."""
-        return load_i64(&self.d.verified.until)
+    def read_until(self):
+        """Log position up to which `read_ahead` has read."""
+        return load_i64(&self.d.ahead.until)
 
     def set_sound(self, int64_t until, int64_t manifest_seq):
         """Sets the begin of the next damaged range, from the manifest with that sequence number or a later one."""

@@ -3,16 +3,18 @@ keys from memory meanwhile. dispatch.pyx then writes their entries."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cystore._native.derived.index cimport (
-    index_hash, index_slot, index_slot_number, index_topic_seed, index_view
+from cystore._native.derived.ahead cimport (
+    NO_QUEUE, ahead_begin, ahead_entry, ahead_record, ring_ahead
 )
+from cystore._native.derived.derive cimport queue_of, record_reader, seed_for
+from cystore._native.derived.index cimport index_hash, index_slot, index_slot_number, index_view
 from cystore._native.filters.bitmap cimport bitmap_of, filter_table
 from cystore._native.layout cimport control_block, queue_entry, takes_index_entry, takes_queue_offset
-from cystore._native.memory.atomics cimport load_i64, prefetch_for_write
-from cystore._native.memory.queue_table cimport control_find_queue, control_slot, queue_hash
+from cystore._native.memory.atomics cimport load_i64, load_u32, prefetch_for_write, store_i64
+from cystore._native.memory.queue_table cimport control_slot
 from cystore._native.record.property_read cimport derive_begin, derive_next_hash, derived, light_of, light_queues
 from cystore._native.record.record_read cimport record_at, walk_begin
-from cystore._native.record.record_view cimport RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, record_view, same_text
+from cystore._native.record.record_view cimport RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, record_view
 from cystore._native.record.window cimport segment_view
 
 cdef enum DispatchStatus:
@@ -61,44 +63,24 @@ cdef struct pending_key:
     int32_t hash
     uint32_t slot                   # its number in the index file, if there is one
 
-# A queue of earlier records. Its slot has these numbers, too, but in a cache line that each append to it changes.
-cdef struct known_queue:
-    queue_entry* entry              # NULL: none
-    uint32_t hash
-    int32_t queue_id
-    int topic_len
-
 cdef enum:
     GATHER_BYTES = 1048576          # of log in `pending`; some 3 ms
-    KNOWN_QUEUES = 64               # power of two
     PENDING_RECORDS = 32            # parsed ahead, to prefetch the hash slots of their keys
     KEYS_MAX = 16384                # in one record: a key and its blank take two of 32,767 bytes
-
-# The part of the log whose checksums another thread has compared (`DispatchKernel.verify_ahead`). That thread moves
-# `until`, so the part has cache lines of its own.
-cdef struct verified_part:
-    uint8_t[64] before_it
-    int64_t begin                   # of a record
-    int64_t until                   # end of a record, or of a segment
-    int64_t ends                    # not 0: that thread shall end
-    bint is_taken                   # there is such a thread
-    uint8_t[64] behind_it
 
 # The state of one dispatcher. Its process uses it under the dispatch lock.
 cdef struct dispatch_state:
     control_block* block
+    record_reader reader
     segment_view segment
     index_view index                # p is NULL while there is none
     int64_t index_allocated
     queue_files* queues             # by slot
     uint32_t queue_count
     uint64_t round
-    bint with_index
     bint with_ext
     const filter_table* filters     # NULL: units have no bitmaps
     uint8_t* bitmaps                # room for one bitmap for each pending record
-    const int64_t* delay_ms
-    int delay_levels
     int64_t end                     # a record that begins here or later is not dispatched
     int64_t wrote
     int64_t until_ns                # monotonic time at which the run ends after a few records more
@@ -112,26 +94,20 @@ cdef struct dispatch_state:
     uint32_t slot
     int64_t wanted
     int detail
-    const uint8_t* seeded_topic     # the topic of `seed`, in the control block
-    int seeded_topic_len
-    int32_t seed
     # End of this process's last turn. If it is not `dispatched`, another process has dispatched since.
     int64_t stopped_at
     int64_t mapped_index_seq        # index_seq at `use_index`; -1: `use_index` has to come first
     int64_t sound_until             # begin of the first damaged range behind the last turn,
     int64_t sound_seq               # in the manifest with this sequence number
-    const control_block* known_in   # the block of `known`
-    known_queue* last_known         # that of the last record, or NULL
-    known_queue[KNOWN_QUEUES] known     # by hash
     int pending_count
     pending_record[PENDING_RECORDS] pending
     pending_key[KEYS_MAX + PENDING_RECORDS * 8] keys
-    verified_part verified
+    ring_ahead ahead
 
 
 cdef inline void _add_key(dispatch_state* d, pending_record* r, int32_t hash) noexcept nogil:
     cdef pending_key* k = &d.keys[r.first_key + r.key_count]
-    k.hash = index_hash(hash)
+    k.hash = hash
     r.key_count += 1
     if d.index.p != NULL:
         k.slot = index_slot_number(&d.index, k.hash)
@@ -143,45 +119,11 @@ cdef inline void _read_properties(dispatch_state* d, pending_record* r, const re
     """Reads the tags code and the key hashes."""
     cdef derived found
     cdef int32_t hash
-    derive_begin(v, d.delay_ms, d.delay_levels, &found)
+    derive_begin(v, d.reader.delay_ms, d.reader.delay_levels, &found)
     r.tags_code = found.tags_code
     r.is_light = light_of(v, &found.light, &found.light_offsets, &r.light)
-    while with_keys and derive_next_hash(&found, d.seed, &hash):
-        _add_key(d, r, hash)
-
-
-cdef inline bint _is_queue(const known_queue* known, const record_view* v) noexcept nogil:
-    return known.queue_id == v.queue_id and known.topic_len == v.topic_len \
-        and same_text(<const uint8_t*>&known.entry.topic[0], v.topic, v.topic_len)
-
-
-cdef inline queue_entry* _queue_of(dispatch_state* d, const record_view* v) noexcept nogil:
-    """Records of one queue often follow each other. A look at the slot itself would fetch the line that appends
-    change, and the next append would fetch it back."""
-    cdef known_queue* known = d.last_known
-    cdef queue_entry* found
-    cdef uint32_t hash
-    if known != NULL and _is_queue(known, v):
-        return known.entry
-    hash = queue_hash(v.topic, v.topic_len, v.queue_id)
-    known = &d.known[hash & (KNOWN_QUEUES - 1)]
-    if known.entry == NULL or known.hash != hash or not _is_queue(known, v):
-        found = control_find_queue(d.block, v.topic, v.topic_len, v.queue_id)
-        if found == NULL:
-            return NULL
-        known.entry, known.hash, known.queue_id, known.topic_len = found, hash, v.queue_id, v.topic_len
-    d.last_known = known
-    return known.entry
-
-
-cdef inline void _seed_for(dispatch_state* d, const record_view* v, queue_entry* queue) noexcept nogil:
-    """Sets `seed`, the topic's part of the key hashes. It stays while records of one topic follow each other."""
-    if d.seeded_topic_len == v.topic_len and same_text(d.seeded_topic, v.topic, v.topic_len):
-        return
-    d.seed = index_topic_seed(v.topic, v.topic_len)
-    # The record may be unmapped before the next record is read. The queue's slot stays.
-    d.seeded_topic = <const uint8_t*>&queue.topic[0] if queue != NULL else NULL
-    d.seeded_topic_len = v.topic_len if queue != NULL else 0
+    while with_keys and derive_next_hash(&found, d.reader.seed, &hash):
+        _add_key(d, r, index_hash(hash))
 
 
 cdef inline void _add_bitmap(dispatch_state* d, pending_record* r, const record_view* v) noexcept nogil:
@@ -194,6 +136,16 @@ cdef inline void _add_bitmap(dispatch_state* d, pending_record* r, const record_
         r.bitmap = to
 
 
+cdef inline void _take_ahead(dispatch_state* d, pending_record* r, const ahead_record* entry) noexcept nogil:
+    """A record that was read ahead."""
+    cdef int n
+    r.store_timestamp, r.queue_offset, r.tags_code = entry.store_timestamp, entry.queue_offset, entry.tags_code
+    if entry.slot != <uint32_t>NO_QUEUE:
+        r.slot, r.queue = entry.slot, control_slot(d.block, entry.slot)
+    for n in range(entry.key_count):
+        _add_key(d, r, entry.key_hashes[n])
+
+
 cdef inline int gather(dispatch_state* d) noexcept nogil:
     """Parses and verifies records from `position` on into `pending`. The status says why it stopped; the caller handles
     it after the records in `pending`.
@@ -201,13 +153,16 @@ cdef inline int gather(dispatch_state* d) noexcept nogil:
     The checksum is verified first: a wrong queue offset would turn later, intact records into holes."""
     cdef record_view v
     cdef pending_record* r
+    cdef ring_ahead* ring = &d.ahead
+    cdef const ahead_record* entry
     cdef int64_t at = d.position
     cdef int64_t end = min(d.end, at + <int64_t>GATHER_BYTES)
     cdef int keys = 0
     cdef int status
     cdef const uint8_t* p
-    # acquire; release in dispatch.pyx: _verify
-    cdef int64_t verified_until = load_i64(&d.verified.until)
+    cdef uint32_t run = load_u32(&ring.run)
+    cdef int64_t written = load_i64(&ring.written)  # acquire; release in ahead.pxd: read_ahead
+    cdef int64_t number = ahead_begin(ring, at, written, run)
     d.pending_count = 0
     walk_begin(&v)
     while d.pending_count < PENDING_RECORDS and keys <= PENDING_RECORDS * 8:
@@ -215,32 +170,45 @@ cdef inline int gather(dispatch_state* d) noexcept nogil:
             return DISPATCH_DONE
         if not d.segment.base <= at < d.segment.end:
             return DISPATCH_NEED_SEGMENT
-        p = d.segment.address + (at - d.segment.base)
-        status = record_at(p, <size_t>(min(d.segment.end, d.wrote) - at), at, d.segment.end,
-                           not d.verified.begin <= at < verified_until, &v)
-        if status == RECORD_BLANK and d.segment.end > d.wrote:
-            status = RECORD_BAD_LENGTH
-        if status != RECORD_OK and status != RECORD_BLANK:
-            d.detail = status
-            return DISPATCH_DAMAGED
         r = &d.pending[d.pending_count]
         r.position = at
-        r.end = at + v.total_size
         r.queue = NULL
         r.first_key = keys
         r.key_count = 0
         r.is_light = False
         r.bitmap = NULL
+        entry = NULL
+        if number < written and ahead_entry(ring, number).position == at:
+            entry = ahead_entry(ring, number)
+            number += 1
+        elif number == written and ring.records != NULL:
+            store_i64(&ring.missed, at)
+        if entry != NULL and entry.key_count >= 0 and d.filters == NULL \
+                and at + entry.size <= min(d.segment.end, d.wrote):
+            _take_ahead(d, r, entry)
+            r.end = at + entry.size
+            keys += r.key_count
+            d.pending_count += 1
+            at = r.end
+            continue
+        p = d.segment.address + (at - d.segment.base)
+        status = record_at(p, <size_t>(min(d.segment.end, d.wrote) - at), at, d.segment.end, entry == NULL, &v)
+        if status == RECORD_BLANK and d.segment.end > d.wrote:
+            status = RECORD_BAD_LENGTH
+        if status != RECORD_OK and status != RECORD_BLANK:
+            d.detail = status
+            return DISPATCH_DAMAGED
+        r.end = at + v.total_size
         if status == RECORD_OK:
             r.store_timestamp = v.store_timestamp
             r.queue_offset = v.queue_offset
-            r.queue = _queue_of(d, &v)
+            r.queue = queue_of(&d.reader, &v)
             if r.queue != NULL:
                 r.slot = <uint32_t>(r.queue - control_slot(d.block, 0))
             elif takes_queue_offset(v.sys_flag):
                 return DISPATCH_NEED_QUEUE
-            if d.with_index and takes_index_entry(v.sys_flag):
-                _seed_for(d, &v, r.queue)
+            if d.reader.with_index and takes_index_entry(v.sys_flag):
+                seed_for(&d.reader, &v, r.queue)
                 _read_properties(d, r, &v, True)
                 keys += r.key_count
             else:

@@ -25,8 +25,8 @@ from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.jumps import JumpCheck
 from cystore.derived.dispatch.known_filters import NO_TABLE, KnownFilters
+from cystore.derived.dispatch.read_ahead import ReadAhead
 from cystore.derived.dispatch.resume import DamageSearch
-from cystore.derived.dispatch.verify_ahead import VerifyAhead
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.files.index import IndexFiles
 from cystore.engine.files.progress import Progress
@@ -120,7 +120,7 @@ class Dispatcher:
         to time with the dispatched bytes of log, and all of them."""
         begin, target = self._control.dispatched, self._control.wrote
         step = None if progress is None else REPORT_BYTES
-        with VerifyAhead(self._kernel, self._commit_log, begin, target):
+        with ReadAhead(self._kernel, self._commit_log, begin, target):
             while self._control.dispatched < target:
                 if self.run_once(step, timeout_ms=None).done == 0 and self._control.dispatched < target:
                     return  # this thread is dispatching already, or the store is open for reading only

@@ -1,10 +1,12 @@
-"""Goal: a second thread spares the dispatcher checksums, and never hides damage. Method: the thread's steps are called
-by hand, in front of logs that end, go on in another file or are damaged; and whole dispatches run with the thread."""
+"""Goal: a second thread spares the dispatcher work, changes no byte, and never hides damage. Method: the thread's steps
+are called by hand, in front of logs that end, go on in another file or are damaged; and whole dispatches run with the
+thread."""
 
 from __future__ import annotations
 
 import _thread
 import os
+import shutil
 import struct
 import threading
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 import cystore
 from cystore import Message
-from cystore.derived.dispatch import verify_ahead
+from cystore.derived.dispatch import read_ahead
 from cystore.layout import CONSTANTS
 from cystore.results import GetStatus
 from cystore.system.threads import os_threads
@@ -25,22 +27,33 @@ BODY = b"b" * 100
 BODY_AT = 88  # in a record with IPv4 hosts
 QUEUE_OFFSET_AT = 20
 MAGIC_BLANK = CONSTANTS["RECORD_MAGIC_BLANK"][0] & 0xFFFFFFFF
-AHEAD_BYTES = 4 << 20  # of dispatch.pyx
+AHEAD_BYTES, AHEAD_SKIP = 4 << 20, 256 << 10  # of ahead.pxd
+SETTINGS = {
+    "services": (),
+    "mapped_file_size_commit_log_bytes": FILE_BYTES,
+    "mapped_file_size_consume_queue_bytes": 20 * 1000,
+    "max_hash_slot_num": 1000,
+    "max_index_num": 4000,
+    "enable_lmq": True,
+    "enable_multi_dispatch": True,
+}
 
 
 def open_store(path: Path, file_bytes: int = FILE_BYTES) -> cystore.MessageStore:
     return cystore.open(path, mapped_file_size_commit_log_bytes=file_bytes, services=())
 
 
-def filled(path: Path, count: int = COUNT) -> tuple[cystore.MessageStore, list[int]]:
+def filled(
+    path: Path, count: int = COUNT, file_bytes: int = FILE_BYTES
+) -> tuple[cystore.MessageStore, list[int]]:
     """A store with undispatched messages, and their physical offsets."""
-    store = open_store(path)
+    store = open_store(path, file_bytes)
     results = store.put_many([Message(topic="t", body=BODY, keys=f"k{n}") for n in range(count)])
     return store, [result.physical_offset for result in results]
 
 
-def damage(path: Path, place: int) -> None:
-    base = place - place % FILE_BYTES
+def damage(path: Path, place: int, file_bytes: int = FILE_BYTES) -> None:
+    base = place - place % file_bytes
     fd = os.open(path / "commitlog" / f"{base:020d}", os.O_WRONLY)
     try:
         os.pwrite(fd, b"B", place - base + BODY_AT)
@@ -62,7 +75,7 @@ def found(store: cystore.MessageStore) -> int:
 
 @pytest.fixture
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_ahead, "LEAST_BYTES", 0)
+    monkeypatch.setattr(read_ahead, "LEAST_BYTES", 0)
 
 
 def test_it_stops_at_the_end_of_a_file_of_the_log_and_at_damage(tmp_path: Path) -> None:
@@ -73,13 +86,13 @@ def test_it_stops_at_the_end_of_a_file_of_the_log_and_at_damage(tmp_path: Path) 
         damage(tmp_path / "s", places[-2])
         first = parts.commit_log.segment_for(0)
         assert kernel.begin_ahead(0)
-        assert kernel.verify_ahead(first, 0, wrote) == FILE_BYTES == kernel.verified_until
-        assert kernel.verify_ahead(first, 0, places[3]) == places[3] == kernel.verified_until
+        assert kernel.read_ahead(first, 0, wrote) == FILE_BYTES == kernel.read_until
+        assert kernel.read_ahead(first, 0, places[3]) == places[3] == kernel.read_until
         last = parts.commit_log.segment_for(places[-2])
-        assert kernel.verify_ahead(last, places[-3], wrote) == places[-2] == kernel.verified_until
-        assert kernel.verify_ahead(last, places[-2], wrote) == places[-2]
+        assert kernel.read_ahead(last, places[-3], wrote) == places[-2] == kernel.read_until
+        assert kernel.read_ahead(last, places[-2], wrote) == places[-2]
         with pytest.raises(ValueError, match="is not in"):
-            kernel.verify_ahead(first, places[-2], wrote)
+            kernel.read_ahead(first, places[-2], wrote)
         kernel.end_ahead()
 
 
@@ -89,7 +102,7 @@ def test_the_dispatcher_compares_the_checksums_that_it_did_not(tmp_path: Path) -
         parts = store._attached()
         kernel = parts.dispatcher.kernel
         assert kernel.begin_ahead(places[2])
-        assert kernel.verify_ahead(parts.commit_log.segment_for(0), places[2], places[20]) == places[20]
+        assert kernel.read_ahead(parts.commit_log.segment_for(0), places[2], places[20]) == places[20]
         # Damage behind its back shows which records the dispatcher itself verifies.
         for n in (1, 2, 19, 20):
             damage(tmp_path / "s", places[n])
@@ -97,6 +110,78 @@ def test_the_dispatcher_compares_the_checksums_that_it_did_not(tmp_path: Path) -
         kernel.end_ahead()
         listed = parts.commit_log.damaged_ranges.ranges()
         assert [begin for begin, _ in listed] == [places[1], places[20]]
+
+
+def mixed(number: int) -> Message:
+    """Messages with and without tags, with 0 to 8 keys, in several queues, delayed, and in light queues."""
+    return Message(
+        topic=f"t{number % 3}",
+        queue_id=number % 2,
+        body=BODY,
+        keys=[f"k{number}-{n}" for n in range(number % 9)],
+        tags="red" if number % 4 else None,
+        delay_level=2 if number % 7 == 0 else 0,
+        properties={"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b"} if number % 11 == 1 and number % 7 else None,
+    )
+
+
+def derived(path: Path) -> list[tuple[str, bytes]]:
+    """Name and bytes of each file of a queue, and the bytes of the index files, whose names are times."""
+    queues = sorted((path / "consumequeue").glob("*/*/*"))
+    return [(str(file.relative_to(path)), file.read_bytes()) for file in queues] + [
+        ("index", file.read_bytes()) for file in sorted((path / "index").iterdir())
+    ]
+
+
+def test_what_it_read_gives_the_entries_that_a_dispatcher_alone_makes(tmp_path: Path) -> None:
+    with cystore.open(tmp_path / "s", **SETTINGS) as store:
+        store.put_many([mixed(n) for n in range(COUNT)])
+        parts = store._attached()
+        kernel, wrote = parts.dispatcher.kernel, parts.control.wrote
+        assert kernel.begin_ahead(0)
+        at = 0
+        while at < wrote:
+            at = kernel.read_ahead(parts.commit_log.segment_for(at), at, wrote)
+        store.dispatch(max_bytes=1 << 30)
+        kernel.end_ahead()
+        for log_file in (tmp_path / "s" / "commitlog").iterdir():
+            (tmp_path / "alone" / "commitlog").mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(log_file, tmp_path / "alone" / "commitlog" / log_file.name)
+    with cystore.open(tmp_path / "alone", **SETTINGS):
+        pass
+    assert derived(tmp_path / "s") == derived(tmp_path / "alone")
+
+
+def test_it_leaves_the_next_records_to_a_dispatcher_that_has_taken_all(tmp_path: Path) -> None:
+    store, places = filled(tmp_path / "s", file_bytes=1 << 20)
+    with store:
+        parts = store._attached()
+        kernel, wrote = parts.dispatcher.kernel, parts.control.wrote
+        segment = parts.commit_log.segment_for(0)
+        assert kernel.begin_ahead(0)
+        kernel.read_ahead(segment, 0, places[20])
+        store.dispatch(max_bytes=places[40])  # it reads the last ones itself
+        behind = next(n for n in range(COUNT) if places[n] >= places[40] + AHEAD_SKIP)
+        assert kernel.read_ahead(segment, places[20], wrote) == wrote
+        for n in (behind - 40, behind + 1):
+            damage(tmp_path / "s", places[n], 1 << 20)
+        store.dispatch(max_bytes=1 << 30)
+        kernel.end_ahead()
+        assert [begin for begin, _ in parts.commit_log.damaged_ranges.ranges()] == [places[behind - 40]]
+
+
+def test_it_goes_on_behind_a_dispatcher_that_went_past_it(tmp_path: Path) -> None:
+    store, places = filled(tmp_path / "s")
+    with store:
+        parts = store._attached()
+        kernel, wrote = parts.dispatcher.kernel, parts.control.wrote
+        segment = parts.commit_log.segment_for(0)
+        assert kernel.begin_ahead(0)
+        kernel.read_ahead(segment, 0, places[5])
+        store.dispatch()
+        damage(tmp_path / "s", places[100])  # it reads no record that is dispatched
+        assert kernel.read_ahead(segment, places[5], wrote) == FILE_BYTES
+        kernel.end_ahead()
 
 
 @pytest.mark.usefixtures("always_ahead")
@@ -133,7 +218,7 @@ def test_checksums_of_records_that_were_not_dispatched_are_compared_again(tmp_pa
         parts = store._attached()
         kernel = parts.dispatcher.kernel
         assert kernel.begin_ahead(0)
-        kernel.verify_ahead(parts.commit_log.segment_for(0), 0, places[20])
+        kernel.read_ahead(parts.commit_log.segment_for(0), 0, places[20])
         kernel.end_ahead()
         damage(tmp_path / "s", places[10])
         store.dispatch()
@@ -149,14 +234,14 @@ def test_it_waits_for_a_dispatcher_that_is_far_behind_and_can_be_ended(tmp_path:
         segment = parts.commit_log.segment_for(0)
         assert kernel.begin_ahead(0)
         assert not kernel.begin_ahead(0)  # there is one such thread
-        thread = threading.Thread(target=lambda: reached.append(kernel.verify_ahead(segment, 0, wrote)))
+        thread = threading.Thread(target=lambda: reached.append(kernel.read_ahead(segment, 0, wrote)))
         thread.start()
-        while kernel.verified_until <= AHEAD_BYTES:
+        while kernel.read_until <= AHEAD_BYTES:
             assert thread.is_alive()
         kernel.stop_ahead()
         thread.join()
         assert AHEAD_BYTES < reached[0] < AHEAD_BYTES + 300_000 < wrote
-        assert kernel.verified_until == reached[0]
+        assert kernel.read_until == reached[0]
         kernel.end_ahead()
 
 
@@ -183,9 +268,9 @@ def test_beside_greenlets_it_is_a_thread_of_the_operating_system(
     def greenlet(*_: object) -> int:
         raise AssertionError("it would wait in the dispatcher's thread for the dispatcher")
 
-    run, native = verify_ahead.VerifyAhead._run, []
+    run, native = read_ahead.ReadAhead._run, []
 
-    def seen(ahead: verify_ahead.VerifyAhead) -> None:
+    def seen(ahead: read_ahead.ReadAhead) -> None:
         native.append(os_threads.is_native())
         run(ahead)
 
@@ -195,7 +280,7 @@ def test_beside_greenlets_it_is_a_thread_of_the_operating_system(
             patch.setattr(_thread, "start_new_thread", greenlet)  # as gevent and eventlet do
             patch.setattr(threading, "_start_new_thread", greenlet)
             patch.setattr(os_threads, "before_native", [])
-            patch.setattr(verify_ahead.VerifyAhead, "_run", seen)
+            patch.setattr(read_ahead.ReadAhead, "_run", seen)
             store.dispatch()
         assert found(store) == 10
         assert native == [True]

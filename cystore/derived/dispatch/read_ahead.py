@@ -1,7 +1,7 @@
-"""A second thread for a long dispatch: it compares the checksums of the records that the dispatcher comes to next.
+"""A second thread for a long dispatch: it reads the records that the dispatcher comes to next.
 
-It also brings the log into the mapping and into the processor's caches, so the dispatcher finds it there. The
-dispatcher compares the checksums that this thread has not compared.
+It compares their checksums and finds their queues and the hashes of their keys, so the dispatcher only enters them. A
+dispatcher that is faster reads records itself, too, and this thread goes on behind these.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LEAST_BYTES = 64 * 1024 * 1024  # of log, some 50 ms: for less, a thread is not 
 BEGIN_S = 0.25  # if the thread has not begun by then, the dispatcher does all itself
 
 
-class VerifyAhead:
-    """Verifies the log from `begin` to `end` while its block dispatches that part."""
+class ReadAhead:
+    """Reads the log from `begin` to `end` while its block dispatches that part."""
 
     def __init__(self, kernel: DispatchKernel, commit_log: CommitLog, begin: int, end: int) -> None:
         self._kernel, self._commit_log, self._begin, self._end = kernel, commit_log, begin, end
@@ -33,10 +33,10 @@ class VerifyAhead:
         if not is_long or not self._kernel.begin_ahead(self._begin):
             return
         try:  # a greenlet would stop its whole thread, and wait there for the dispatcher
-            self._thread = os_threads.Thread(self._run, "cystore-verify-ahead", BEGIN_S)
+            self._thread = os_threads.Thread(self._run, "cystore-read-ahead", BEGIN_S)
         except RuntimeError as error:  # too many threads: the dispatcher does all itself
             self._kernel.end_ahead()
-            log.debug("no thread verifies ahead of dispatch: %s", error)
+            log.debug("no thread reads ahead of dispatch: %s", error)
         except BaseException:  # a signal handler's: the thread may be at work
             self._kernel.stop_ahead()
             raise
@@ -53,11 +53,11 @@ class VerifyAhead:
         try:
             while position < self._end:
                 segment = self._commit_log.segment_for(position)
-                reached = self._kernel.verify_ahead(segment, position, self._end)
+                reached = self._kernel.read_ahead(segment, position, self._end)
                 if reached == position:
                     return
                 position = reached
         except StoreError as error:
-            log.debug("verifying ahead of dispatch ended at %d: %s", position, error)
+            log.debug("reading ahead of dispatch ended at %d: %s", position, error)
         finally:
             self._kernel.end_ahead()
