@@ -1,7 +1,7 @@
 """Fast path of `offset_by_time`: all steps of a search whose queue is sound, in one call.
 
-The general path (derived/reading/by_time.py) searches a queue that has a hole, a removed or damaged message, or messages
-of other topics.
+The general path (derived/reading/by_time.py) searches a queue that has a hole, a removed or damaged message, or
+messages of other topics.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
