@@ -21,7 +21,7 @@ from cystore._native.record.window cimport segment_view
 
 cdef enum:
     AHEAD_RECORDS = 16384   # power of two
-    AHEAD_KEYS = 5          # then an entry is one cache line
+    AHEAD_KEYS = 5          # of one record; the dispatcher reads a record with more itself
     AHEAD_BYTES = 4194304   # of log, read and not dispatched yet
     AHEAD_STEP = 16384      # of log between two looks at the dispatcher
     AHEAD_SKIP = 262144     # of log that a dispatcher reads itself which has no entries left
