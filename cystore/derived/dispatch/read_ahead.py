@@ -27,6 +27,7 @@ class ReadAhead:
         self._kernel, self._commit_log, self._begin, self._end = kernel, commit_log, begin, end
         self._thread: os_threads.Thread | None = None
         self._pid = os.getpid()
+        self._turn = iter((True,))  # who takes it calls `end_ahead`
 
     def __enter__(self) -> None:
         is_long = self._end - self._begin >= LEAST_BYTES and self._commit_log.is_mapped
@@ -37,8 +38,10 @@ class ReadAhead:
         except RuntimeError as error:  # too many threads: the dispatcher does all itself
             self._kernel.end_ahead()
             log.debug("no thread reads ahead of dispatch: %s", error)
-        except BaseException:  # a signal handler's: the thread may be at work
+        except BaseException:  # a signal handler's: the thread may be at work, or may never begin
             self._kernel.stop_ahead()
+            if next(self._turn, False):
+                self._kernel.end_ahead()
             raise
 
     def __exit__(self, *_: object) -> None:
@@ -49,6 +52,8 @@ class ReadAhead:
 
     def _run(self) -> None:
         """Ends at damage, at a missing segment or with the store; the dispatcher itself then says what is wrong."""
+        if not next(self._turn, False):
+            return
         position = self._begin
         try:
             while position < self._end:

@@ -9,6 +9,7 @@ import os
 import shutil
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +308,29 @@ def test_a_signal_while_it_begins_ends_it(tmp_path: Path, monkeypatch: pytest.Mo
         kernel.end_ahead()
         store.dispatch()
         assert found(store) == 80
+
+
+@pytest.mark.usefixtures("always_ahead")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_after_an_error_before_it_begins_a_later_dispatch_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    targets: list[Callable[[], None]] = []
+
+    def interrupted(target: Callable[[], None], *_: Any) -> None:
+        targets.append(target)
+        raise error
+
+    store, _ = filled(tmp_path / "s", 10)
+    with store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os_threads, "Thread", interrupted)
+            with pytest.raises(error):
+                store.dispatch()
+        kernel = store._attached().dispatcher.kernel
+        assert kernel.begin_ahead(0)
+        targets[0]()  # a thread that begins late takes nothing from the next one
+        assert not kernel.begin_ahead(0)
+        kernel.end_ahead()
+        store.dispatch()
+        assert found(store) == 10
