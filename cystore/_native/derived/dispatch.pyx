@@ -362,14 +362,15 @@ cdef class DispatchKernel:
         self.filters = table
 
     def begin_ahead(self, int64_t position):
-        """Lets one thread call `read_ahead` from a record on, until `end_ahead`. False if another thread does."""
+        """Lets one thread call `read_ahead` from a record on, until `end_ahead`. False if another thread does, or
+        without memory for the entries."""
         cdef ring_ahead* ring = &self.d.ahead
         if ring.is_taken:
             return False
         if ring.records == NULL:
             ring.records = <ahead_record*>PyMem_Calloc(AHEAD_RECORDS, sizeof(ahead_record))
             if ring.records == NULL:
-                raise MemoryError
+                return False
         ring.is_taken = True
         ring.reader.delay_ms, ring.reader.delay_levels = self.d.reader.delay_ms, self.d.reader.delay_levels
         ring.reader.with_index = self.d.reader.with_index

@@ -8,6 +8,8 @@ import _thread
 import os
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -334,3 +336,27 @@ def test_after_an_error_before_it_begins_a_later_dispatch_has_it(
         kernel.end_ahead()
         store.dispatch()
         assert found(store) == 10
+
+
+@pytest.mark.unsanitized  # the sanitizer needs its own memory
+def test_without_memory_for_its_entries_there_is_none(tmp_path: Path) -> None:
+    code = (
+        "import os, resource, sys\n"
+        "import cystore\n"
+        "with cystore.open(sys.argv[1], services=()) as store:\n"
+        "    kernel = store._attached().dispatcher.kernel\n"
+        "    used = int(open('/proc/self/statm').read().split()[0]) * os.sysconf('SC_PAGE_SIZE')\n"
+        "    before, held = resource.getrlimit(resource.RLIMIT_AS), []\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 22), before[1]))\n"
+        "    try:\n"
+        "        while True:\n"
+        "            held.append(bytearray(1 << 20))\n"
+        "    except MemoryError:\n"
+        "        has_begun = kernel.begin_ahead(0)\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, before)\n"
+        "    print(has_begun, kernel.begin_ahead(0))\n"
+        "    kernel.end_ahead()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "s")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "False True\n", done.stderr
