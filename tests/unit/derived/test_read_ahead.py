@@ -31,7 +31,7 @@ BODY_AT = 88  # in a record with IPv4 hosts
 QUEUE_OFFSET_AT = 20
 MAGIC_BLANK = CONSTANTS["RECORD_MAGIC_BLANK"][0] & 0xFFFFFFFF
 AHEAD_BYTES, AHEAD_SKIP = 4 << 20, 256 << 10  # of ahead.pxd
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "services": (),
     "mapped_file_size_commit_log_bytes": FILE_BYTES,
     "mapped_file_size_consume_queue_bytes": 20 * 1000,
