@@ -149,9 +149,10 @@ cdef class Message:
     @property
     def topic(self):
         cdef record_view view
-        if self._topic is None:
+        if self._topic is None and self.source is not None:
             view = message_view(self)
-            self._topic = view.topic[:view.topic_len].decode("ascii")
+            # The bytes were verified, but may have been overwritten since.
+            self._topic = view.topic[:view.topic_len].decode("ascii", "replace")
         return self._topic
 
     @property

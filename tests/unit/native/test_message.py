@@ -202,6 +202,22 @@ def test_parts_keep_their_places_when_the_bytes_change(mapped):
     assert message.properties_bytes == b"\xff" * length
     assert message.born_host == message.store_host == "255.255.255.255:-1"
     assert message.store_timestamp_ms == -1
+    assert message.topic == "\ufffd"
+
+
+def test_a_message_whose_bytes_changed_is_not_put_again(mapped, tmp_path):
+    file, data = mapped
+    size = len(data) // 5
+    message = message_at(file, 0, size)
+    file.write(0, b"\xff" * size)
+    with open_small(tmp_path / "s") as store, pytest.raises(MessageIllegalError, match="topic"):
+        store.put_many([message])
+
+
+def test_a_message_that_was_never_made_reads_no_record():
+    message = cystore.Message.__new__(cystore.Message)
+    assert message.topic is None
+    assert repr(message) == "<Message to None/0>"
 
 
 @pytest.mark.parametrize(("at", "end"), [(-1, 10), (0, 10_000), (5, 4)])
