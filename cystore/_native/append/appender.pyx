@@ -405,7 +405,7 @@ cdef class Appender(AppendLoop):
                     host = <bytes>message._born_host
                     set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
                 elif message.source is None:
-                    if message._topic is not last_topic:  # last_topic is a str, and `references` has it
+                    if last_topic is None or message._topic is not last_topic:  # else it is a str that `references` has
                         last_topic = exact_topic(message._topic)
                         references.append(last_topic)
                     self._own_topic(last_topic, message._queue_id, item)

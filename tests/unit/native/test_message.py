@@ -214,6 +214,12 @@ def test_a_message_whose_bytes_changed_is_not_put_again(mapped, tmp_path):
         store.put_many([message])
 
 
+def test_a_message_that_was_never_made_is_not_put(tmp_path):
+    """The topic that the put knew was None before the first message, too: the put raised SystemError."""
+    with open_small(tmp_path / "s") as store, pytest.raises(MessageIllegalError, match="topic"):
+        store.put_many([cystore.Message.__new__(cystore.Message)])
+
+
 def test_a_message_that_was_never_made_reads_no_record():
     message = cystore.Message.__new__(cystore.Message)
     assert message.topic is None
