@@ -251,9 +251,10 @@ class OffsetTable:
     def _opened(self) -> Descriptor:
         """Its user keeps the object: a close by another thread must not close a number that is still in use, because
         the next file that is opened gets that number."""
-        if self._parts.control.closed or self._file is None:
+        file = self._file
+        if self._parts.control.closed or file is None:
             raise StoreClosedError("the store is closed", path=self._parts.root)
-        return self._file
+        return file
 
     def _read(self, at: int, count: int) -> bytes:
         """Raises StoreFormatError if the file ends earlier: then somebody has truncated it."""
