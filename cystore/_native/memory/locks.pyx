@@ -433,7 +433,7 @@ cdef class Held:
             return
         spent_ns = self._give(kind is not None)
         if 0 <= self.budget_ms * NS_PER_MS < spent_ns and _over_budget is not None:
-            _over_budget(self.locks.file.path, self.name, spent_ns / <double>NS_PER_MS, self.budget_ms)
+            _over_budget(self.file.path, self.name, spent_ns / <double>NS_PER_MS, self.budget_ms)
 
     cdef int _take(self) except -1:
         """Returns 1 with the lock, 0 without it. Only a turn of `held_if_free` continues without it."""

@@ -228,6 +228,14 @@ def test_turns_over_their_budget_are_counted(control, caplog):
     assert "a turn under the flush lock took" in caplog.text
 
 
+def test_a_long_turn_may_end_without_its_mapping(control, caplog):
+    """As in a child that a signal handler forked in the middle of a turn."""
+    with caplog.at_level(logging.DEBUG, "cystore"), control.held("flush", budget_ms=0):
+        control.detach()
+        control.release()
+    assert "a turn under the flush lock took" in caplog.text
+
+
 def test_waiting_process_gets_the_lock_of_a_killed_one(path, control):
     with Process() as holder, Process() as waiting:
         for process in (holder, waiting):
