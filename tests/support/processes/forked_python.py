@@ -122,12 +122,15 @@ def serve(number: int) -> dict[str, Any]:
         if not text:
             os._exit(0)
         reading, writing = os.pipe()
+        waiting, ended = os.pipe()
         between = os.fork()  # ends at once, so that the kernel gives its child to the test's process
         if not between:
             if child := os.fork():
                 os.write(writing, b"%d" % child)
                 os._exit(0)
-            for mine in (reading, writing):
+            os.close(ended)
+            os.read(waiting, 1)  # the end of the pipe: this process has its new parent
+            for mine in (reading, writing, waiting):
                 os.close(mine)
             line.close()
             signal.signal(signal.SIGINT, interrupted)
@@ -136,8 +139,9 @@ def serve(number: int) -> dict[str, Any]:
             return request
         os.close(writing)
         os.waitpid(between, 0)
+        os.close(ended)
         line.send(os.read(reading, 100))
-        for given in (reading, *descriptors):
+        for given in (reading, waiting, *descriptors):
             os.close(given)
 
 
