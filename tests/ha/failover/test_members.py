@@ -382,7 +382,7 @@ def test_a_put_that_waits_returns_when_the_next_process_that_serves_needs_fewer_
         assert second.do(TRIED) == ""  # the first one serves
         b.stop()
         second.send(TRIED)
-        until(lambda: in_sync(etcd) == {"a"})
+        until(lambda: in_sync(etcd) == {"a"} and first.do("store._attached().control.in_sync") == 1)
         assert first.do(TRIED) == "NotAcknowledgingError" and waits(second)
         first.kill()
         assert second.answer() == ""
