@@ -45,13 +45,38 @@ cdef inline bint topic_valid(const uint8_t* topic, Py_ssize_t length) noexcept n
     return valid
 
 
+cdef inline void read_prefix(const uint8_t* p, record_view* v) noexcept nogil:
+    """Reads the fields that have the same place in each record. `v.sys_flag` gives the lengths of the hosts."""
+    v.checksum = record_checksum_field(p)
+    v.queue_id = record_queue_id(p)
+    v.flag = record_flag(p)
+    v.queue_offset = record_queue_offset(p)
+    v.physical_offset = record_physical_offset(p)
+    v.born_timestamp = record_born_timestamp(p)
+    v.born_host = p + RECORD_PREFIX_BYTES
+    v.born_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES
+    v.store_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_STORE_HOST_V6 else HOST_V4_BYTES
+
+
+cdef inline size_t read_hosts(const uint8_t* p, record_view* v) noexcept nogil:
+    """Reads the fields between the born host and the body's length, and gives the place of that length. The caller has
+    checked that the record is long enough for hosts of these lengths."""
+    cdef size_t at = <size_t>RECORD_PREFIX_BYTES + v.born_host_len
+    v.store_timestamp = <int64_t>load_be64(p + at)
+    at += RECORD_STORE_TIMESTAMP_BYTES
+    v.store_host = p + at
+    at += v.store_host_len
+    v.reconsume_times = <int32_t>load_be32(p + at)
+    v.prepared_transaction_offset = <int64_t>load_be64(p + at + RECORD_RECONSUME_TIMES_BYTES)
+    return at + RECORD_RECONSUME_TIMES_BYTES + RECORD_PREPARED_TRANSACTION_OFFSET_BYTES
+
+
 cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) noexcept nogil:
     """Fills `v` from the bytes at `p`. Checks each length against the bytes that are left before it uses it. `v` holds
     the record before this record, from the same memory, or its topic is NULL."""
     cdef const uint8_t* last_topic = v.topic
     cdef int last_topic_len = v.topic_len
-    cdef size_t at = RECORD_PREFIX_BYTES
-    cdef size_t size
+    cdef size_t at, size
     if available < BLANK_SIZE_MIN:
         return RECORD_SHORT
     v.total_size = record_total_size(p)
@@ -65,26 +90,11 @@ cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) 
     size = <size_t>v.total_size
     if size > available:
         return RECORD_SHORT
-    v.checksum = record_checksum_field(p)
-    v.queue_id = record_queue_id(p)
-    v.flag = record_flag(p)
-    v.queue_offset = record_queue_offset(p)
-    v.physical_offset = record_physical_offset(p)
     v.sys_flag = record_sys_flag(p)
-    v.born_timestamp = record_born_timestamp(p)
-    v.born_host = p + at
-    v.born_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES
-    v.store_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_STORE_HOST_V6 else HOST_V4_BYTES
+    read_prefix(p, v)
     if <size_t>RECORD_FIXED_BYTES + v.born_host_len + v.store_host_len > size:
         return RECORD_BAD_LENGTH
-    at += v.born_host_len
-    v.store_timestamp = <int64_t>load_be64(p + at)
-    at += RECORD_STORE_TIMESTAMP_BYTES
-    v.store_host = p + at
-    at += v.store_host_len
-    v.reconsume_times = <int32_t>load_be32(p + at)
-    v.prepared_transaction_offset = <int64_t>load_be64(p + at + RECORD_RECONSUME_TIMES_BYTES)
-    at += RECORD_RECONSUME_TIMES_BYTES + RECORD_PREPARED_TRANSACTION_OFFSET_BYTES
+    at = read_hosts(p, v)
     v.body_len = <int32_t>load_be32(p + at)
     at += RECORD_BODY_LENGTH_BYTES
     if v.body_len < 0 or <size_t>v.body_len + RECORD_TAIL_FIXED_BYTES > size - at:
@@ -125,26 +135,11 @@ cdef inline record_view view_of(const uint8_t* p, const record_parts* parts) noe
     """The record at `p` once more. All places follow from lengths that were checked, not from bytes that may have
     changed since."""
     cdef record_view v
-    cdef size_t at = RECORD_PREFIX_BYTES
     v.total_size = parts.total_size
     v.magic = record_magic(p)
-    v.checksum = record_checksum_field(p)
-    v.queue_id = record_queue_id(p)
-    v.flag = record_flag(p)
-    v.queue_offset = record_queue_offset(p)
-    v.physical_offset = record_physical_offset(p)
     v.sys_flag = parts.sys_flag
-    v.born_timestamp = record_born_timestamp(p)
-    v.born_host = p + at
-    v.born_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES
-    v.store_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_STORE_HOST_V6 else HOST_V4_BYTES
-    at += v.born_host_len
-    v.store_timestamp = <int64_t>load_be64(p + at)
-    at += RECORD_STORE_TIMESTAMP_BYTES
-    v.store_host = p + at
-    at += v.store_host_len
-    v.reconsume_times = <int32_t>load_be32(p + at)
-    v.prepared_transaction_offset = <int64_t>load_be64(p + at + RECORD_RECONSUME_TIMES_BYTES)
+    read_prefix(p, &v)
+    read_hosts(p, &v)
     v.body = p + parts.body_at
     v.body_len = parts.body_len
     v.topic = v.body + v.body_len + RECORD_TOPIC_LENGTH_BYTES
