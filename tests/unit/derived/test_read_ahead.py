@@ -11,7 +11,9 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +57,55 @@ def filled(
     return store, [result.physical_offset for result in results]
 
 
-def damage(path: Path, place: int, file_bytes: int = FILE_BYTES) -> None:
+def with_long_records(path: Path) -> cystore.MessageStore:
+    """A store with 80 undispatched messages of 100 kB."""
+    store = open_store(path, 16 << 20)
+    store.put_many([Message(topic="t", body=b"b" * 100_000)] * 80)
+    return store
+
+
+def overwrite(path: Path, place: int, data: bytes, file_bytes: int = FILE_BYTES) -> None:
+    """Writes `data` into the log, behind the store's back."""
     base = place - place % file_bytes
-    fd = os.open(path / "commitlog" / f"{base:020d}", os.O_WRONLY)
-    try:
-        os.pwrite(fd, b"B", place - base + BODY_AT)
-    finally:
-        os.close(fd)
+    with open(path / "commitlog" / f"{base:020d}", "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), data, place - base)
+
+
+def damage(path: Path, places: Iterable[int], file_bytes: int = FILE_BYTES) -> None:
+    """Changes the body of each record at these places."""
+    for place in places:
+        overwrite(path, place + BODY_AT, b"B", file_bytes)
+
+
+def damaged(store: cystore.MessageStore) -> list[int]:
+    """The beginnings of the damaged ranges that the store knows."""
+    return [begin for begin, _ in store._attached().commit_log.damaged_ranges.ranges()]
+
+
+@dataclass
+class Steps:
+    """The thread's steps on one store, called by hand."""
+
+    store: cystore.MessageStore
+
+    def __post_init__(self) -> None:
+        self.parts = self.store._attached()
+        self.kernel = self.parts.dispatcher.kernel
+        self.wrote = self.parts.control.wrote
+
+    def read(self, begin: int, end: int | None = None, *, of: int | None = None) -> int:
+        """Reads from `begin` in the segment that holds `of`, or `begin`; gives how far it came."""
+        segment = self.parts.commit_log.segment_for(begin if of is None else of)
+        return self.kernel.read_ahead(segment, begin, self.wrote if end is None else end)
+
+
+@contextmanager
+def begun(store: cystore.MessageStore, place: int = 0) -> Iterator[Steps]:
+    """As a dispatch begins and ends the thread."""
+    steps = Steps(store)
+    assert steps.kernel.begin_ahead(place)
+    yield steps
+    steps.kernel.end_ahead()
 
 
 def found(store: cystore.MessageStore) -> int:
@@ -83,36 +127,25 @@ def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_stops_at_the_end_of_a_file_of_the_log_and_at_damage(tmp_path: Path) -> None:
     store, places = filled(tmp_path / "s")
-    with store:
-        parts = store._attached()
-        kernel, wrote = parts.dispatcher.kernel, parts.control.wrote
-        damage(tmp_path / "s", places[-2])
-        first = parts.commit_log.segment_for(0)
-        assert kernel.begin_ahead(0)
-        assert kernel.read_ahead(first, 0, wrote) == FILE_BYTES == kernel.read_until
-        assert kernel.read_ahead(first, 0, places[3]) == places[3] == kernel.read_until
-        last = parts.commit_log.segment_for(places[-2])
-        assert kernel.read_ahead(last, places[-3], wrote) == places[-2] == kernel.read_until
-        assert kernel.read_ahead(last, places[-2], wrote) == places[-2]
+    with store, begun(store) as steps:
+        damage(tmp_path / "s", places[-2:-1])
+        assert steps.read(0) == FILE_BYTES == steps.kernel.read_until
+        assert steps.read(0, places[3]) == places[3] == steps.kernel.read_until
+        assert steps.read(places[-3], of=places[-2]) == places[-2] == steps.kernel.read_until
+        assert steps.read(places[-2]) == places[-2]
         with pytest.raises(ValueError, match="is not in"):
-            kernel.read_ahead(first, places[-2], wrote)
-        kernel.end_ahead()
+            steps.read(places[-2], of=0)
 
 
 def test_the_dispatcher_compares_the_checksums_that_it_did_not(tmp_path: Path) -> None:
     store, places = filled(tmp_path / "s")
     with store:
-        parts = store._attached()
-        kernel = parts.dispatcher.kernel
-        assert kernel.begin_ahead(places[2])
-        assert kernel.read_ahead(parts.commit_log.segment_for(0), places[2], places[20]) == places[20]
-        # Damage behind its back shows which records the dispatcher itself verifies.
-        for n in (1, 2, 19, 20):
-            damage(tmp_path / "s", places[n])
-        store.dispatch(max_bytes=1 << 30)
-        kernel.end_ahead()
-        listed = parts.commit_log.damaged_ranges.ranges()
-        assert [begin for begin, _ in listed] == [places[1], places[20]]
+        with begun(store, places[2]) as steps:
+            assert steps.read(places[2], places[20]) == places[20]
+            # Damage behind its back shows which records the dispatcher itself verifies.
+            damage(tmp_path / "s", [places[n] for n in (1, 2, 19, 20)])
+            store.dispatch(max_bytes=1 << 30)
+        assert damaged(store) == [places[1], places[20]]
 
 
 def mixed(number: int) -> Message:
@@ -139,14 +172,11 @@ def derived(path: Path) -> list[tuple[str, bytes]]:
 def test_what_it_read_gives_the_entries_that_a_dispatcher_alone_makes(tmp_path: Path) -> None:
     with cystore.open(tmp_path / "s", **SETTINGS) as store:
         store.put_many([mixed(n) for n in range(COUNT)])
-        parts = store._attached()
-        kernel, wrote = parts.dispatcher.kernel, parts.control.wrote
-        assert kernel.begin_ahead(0)
-        at = 0
-        while at < wrote:
-            at = kernel.read_ahead(parts.commit_log.segment_for(at), at, wrote)
-        store.dispatch(max_bytes=1 << 30)
-        kernel.end_ahead()
+        with begun(store) as steps:
+            at = 0
+            while at < steps.wrote:
+                at = steps.read(at)
+            store.dispatch(max_bytes=1 << 30)
         for log_file in (tmp_path / "s" / "commitlog").iterdir():
             (tmp_path / "alone" / "commitlog").mkdir(parents=True, exist_ok=True)
             shutil.copyfile(log_file, tmp_path / "alone" / "commitlog" / log_file.name)
@@ -158,33 +188,23 @@ def test_what_it_read_gives_the_entries_that_a_dispatcher_alone_makes(tmp_path: 
 def test_it_leaves_the_next_records_to_a_dispatcher_that_has_taken_all(tmp_path: Path) -> None:
     store, places = filled(tmp_path / "s", file_bytes=1 << 20)
     with store:
-        parts = store._attached()
-        kernel, wrote = parts.dispatcher.kernel, parts.control.wrote
-        segment = parts.commit_log.segment_for(0)
-        assert kernel.begin_ahead(0)
-        kernel.read_ahead(segment, 0, places[20])
-        store.dispatch(max_bytes=places[40])  # it reads the last ones itself
-        behind = next(n for n in range(COUNT) if places[n] >= places[40] + AHEAD_SKIP)
-        assert kernel.read_ahead(segment, places[20], wrote) == wrote
-        for n in (behind - 40, behind + 1):
-            damage(tmp_path / "s", places[n], 1 << 20)
-        store.dispatch(max_bytes=1 << 30)
-        kernel.end_ahead()
-        assert [begin for begin, _ in parts.commit_log.damaged_ranges.ranges()] == [places[behind - 40]]
+        with begun(store) as steps:
+            steps.read(0, places[20])
+            store.dispatch(max_bytes=places[40])  # it reads the last ones itself
+            behind = next(n for n in range(COUNT) if places[n] >= places[40] + AHEAD_SKIP)
+            assert steps.read(places[20]) == steps.wrote
+            damage(tmp_path / "s", [places[behind - 40], places[behind + 1]], 1 << 20)
+            store.dispatch(max_bytes=1 << 30)
+        assert damaged(store) == [places[behind - 40]]
 
 
 def test_it_goes_on_behind_a_dispatcher_that_went_past_it(tmp_path: Path) -> None:
     store, places = filled(tmp_path / "s")
-    with store:
-        parts = store._attached()
-        kernel, wrote = parts.dispatcher.kernel, parts.control.wrote
-        segment = parts.commit_log.segment_for(0)
-        assert kernel.begin_ahead(0)
-        kernel.read_ahead(segment, 0, places[5])
+    with store, begun(store) as steps:
+        steps.read(0, places[5])
         store.dispatch()
-        damage(tmp_path / "s", places[100])  # it reads no record that is dispatched
-        assert kernel.read_ahead(segment, places[5], wrote) == FILE_BYTES
-        kernel.end_ahead()
+        damage(tmp_path / "s", places[100:101])  # it reads no record that is dispatched
+        assert steps.read(places[5]) == FILE_BYTES
 
 
 @pytest.mark.usefixtures("always_ahead")
@@ -192,12 +212,12 @@ def test_a_dispatch_with_it_meets_all_damage(tmp_path: Path) -> None:
     store, places = filled(tmp_path / "s")
     with store:
         lost = (0, 777, 778, COUNT - 1)
-        for n in lost:
-            damage(tmp_path / "s", places[n])
+        damage(tmp_path / "s", [places[n] for n in lost])
         store.dispatch()
         assert store.stats()["dispatch_behind_bytes"] == 0
         assert found(store) == COUNT - len(lost)
-        assert store._attached().dispatcher.kernel.begin_ahead(0)  # the thread has ended
+        with begun(store):  # the thread has ended
+            pass
 
 
 @pytest.mark.usefixtures("always_ahead")
@@ -205,47 +225,34 @@ def test_a_blank_in_a_file_that_is_not_full_hides_no_damage_behind_it(tmp_path: 
     with open_store(tmp_path / "s", 4 << 20) as store:
         results = store.put_many([Message(topic="t", body=BODY)] * COUNT)
         blank, wrong = (results[n].physical_offset for n in (100, 1500))
-        fd = os.open(tmp_path / "s" / "commitlog" / f"{0:020d}", os.O_WRONLY)
-        try:
-            os.pwrite(fd, struct.pack(">iI", (4 << 20) - blank, MAGIC_BLANK), blank)
-            os.pwrite(fd, struct.pack(">q", 5000), wrong + QUEUE_OFFSET_AT)
-        finally:
-            os.close(fd)
+        overwrite(tmp_path / "s", blank, struct.pack(">iI", (4 << 20) - blank, MAGIC_BLANK), 4 << 20)
+        overwrite(tmp_path / "s", wrong + QUEUE_OFFSET_AT, struct.pack(">q", 5000), 4 << 20)
         store.dispatch()
-        assert [begin for begin, _ in store._attached().commit_log.damaged_ranges.ranges()] == [blank, wrong]
+        assert damaged(store) == [blank, wrong]
 
 
 def test_checksums_of_records_that_were_not_dispatched_are_compared_again(tmp_path: Path) -> None:
     store, places = filled(tmp_path / "s")
     with store:
-        parts = store._attached()
-        kernel = parts.dispatcher.kernel
-        assert kernel.begin_ahead(0)
-        kernel.read_ahead(parts.commit_log.segment_for(0), 0, places[20])
-        kernel.end_ahead()
-        damage(tmp_path / "s", places[10])
+        with begun(store) as steps:
+            steps.read(0, places[20])
+        damage(tmp_path / "s", places[10:11])
         store.dispatch()
-        assert [begin for begin, _ in parts.commit_log.damaged_ranges.ranges()] == [places[10]]
+        assert damaged(store) == [places[10]]
 
 
 def test_it_waits_for_a_dispatcher_that_is_far_behind_and_can_be_ended(tmp_path: Path) -> None:
-    with open_store(tmp_path / "s", 16 << 20) as store:
-        store.put_many([Message(topic="t", body=b"b" * 100_000)] * 80)
-        parts = store._attached()
-        kernel, wrote = parts.dispatcher.kernel, parts.control.wrote
-        reached: list[int] = []
-        segment = parts.commit_log.segment_for(0)
-        assert kernel.begin_ahead(0)
+    with with_long_records(tmp_path / "s") as store, begun(store) as steps:
+        kernel, reached = steps.kernel, []
         assert not kernel.begin_ahead(0)  # there is one such thread
-        thread = threading.Thread(target=lambda: reached.append(kernel.read_ahead(segment, 0, wrote)))
+        thread = threading.Thread(target=lambda: reached.append(steps.read(0)))
         thread.start()
         while kernel.read_until <= AHEAD_BYTES:
             assert thread.is_alive()
         kernel.stop_ahead()
         thread.join()
-        assert AHEAD_BYTES < reached[0] < AHEAD_BYTES + 300_000 < wrote
+        assert AHEAD_BYTES < reached[0] < AHEAD_BYTES + 300_000 < steps.wrote
         assert kernel.read_until == reached[0]
-        kernel.end_ahead()
 
 
 @pytest.mark.usefixtures("always_ahead")
@@ -298,16 +305,14 @@ def test_a_signal_while_it_begins_ends_it(tmp_path: Path, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     thread = os_threads.Thread
-    with open_store(tmp_path / "s", 16 << 20) as store:
-        store.put_many([Message(topic="t", body=b"b" * 100_000)] * 80)
+    with with_long_records(tmp_path / "s") as store:
         with monkeypatch.context() as patch:
             patch.setattr(os_threads, "Thread", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.dispatch()
         assert made[0].join(60)
-        kernel = store._attached().dispatcher.kernel
-        assert kernel.begin_ahead(0)
-        kernel.end_ahead()
+        with begun(store):
+            pass
         store.dispatch()
         assert found(store) == 80
 
@@ -329,11 +334,9 @@ def test_after_an_error_before_it_begins_a_later_dispatch_has_it(
             patch.setattr(os_threads, "Thread", interrupted)
             with pytest.raises(error):
                 store.dispatch()
-        kernel = store._attached().dispatcher.kernel
-        assert kernel.begin_ahead(0)
-        targets[0]()  # a thread that begins late takes nothing from the next one
-        assert not kernel.begin_ahead(0)
-        kernel.end_ahead()
+        with begun(store) as steps:
+            targets[0]()  # a thread that begins late takes nothing from the next one
+            assert not steps.kernel.begin_ahead(0)
         store.dispatch()
         assert found(store) == 10
 
