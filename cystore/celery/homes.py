@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -28,7 +29,7 @@ from celery.exceptions import BackendError, ImproperlyConfigured
 from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.utils.functional import LRUCache
 
-from cystore import Message, MessageIllegalError, PageCacheBusyError, StoreError, clock
+from cystore import Message, MessageIllegalError, StoreError, clock
 from cystore.celery.base import greenlets, records
 from cystore.celery.base.events import EVENTS, Event
 from cystore.celery.base.identity import has_home, is_replica, known_home_of
@@ -47,7 +48,6 @@ LOCKS = 256
 FOREIGN_KEPT = 100_000
 RETRY_AT_MOST_S = 60
 FAILURES = "failures"  # the key that each stored failure wakes, beside its task's
-HUB_WAITS_MS = 10  # the hub waits this long for the append lock; after that only the greenlet waits
 
 _at: ContextVar[str | None] = ContextVar("cystore_home", default=None)
 _calling: ContextVar[tuple[str, Any, str | None] | None] = ContextVar("cystore_calling", default=None)
@@ -297,15 +297,12 @@ def _safe(store: MessageStore, flush: str | None) -> str | None:
 
 def _append(store: MessageStore, fields: Sequence[dict[str, Any]], flush: str | None) -> None:
     flush = _safe(store, flush)
-    if not greenlets.in_use():
-        _append_now(store, fields, flush)
-    elif len(fields) > 1 or flush == "replicated" or "sync" in (flush, store.config.flush_disk_type):
+    if greenlets.in_use() and (
+        len(fields) > 1 or flush == "replicated" or "sync" in (flush, store.config.flush_disk_type)
+    ):
         greenlets.off_the_hub(_append_now, store, fields, flush)
     else:
-        try:
-            _append_now(store, fields, flush, HUB_WAITS_MS)
-        except PageCacheBusyError:
-            greenlets.off_the_hub(_append_now, store, fields, flush)
+        greenlets.append(partial(_append_now, store, fields, flush))
 
 
 def _append_now(

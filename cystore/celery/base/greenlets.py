@@ -12,7 +12,10 @@ from typing import Any, TypeVar
 
 from kombu.utils.compat import detect_environment
 
+from cystore import PageCacheBusyError
 from cystore.system.threads import native_log, os_threads
+
+HUB_WAITS_MS = 10  # for the append lock: a call in another thread costs more than most waits
 
 Answer = TypeVar("Answer")
 
@@ -62,3 +65,14 @@ def off_the_hub(function: Callable[..., Answer], *args: Any, **kwargs: Any) -> A
     if errors:
         raise errors[0]
     return outcome[0]
+
+
+def append(put: Callable[..., Answer], busy_timeout_ms: int | None = None) -> Answer:
+    """Calls `put(busy_timeout_ms=...)`, which appends and waits for no disk. While another process holds the append
+    lock, only this greenlet waits for it."""
+    if not in_use():
+        return put(busy_timeout_ms=busy_timeout_ms)
+    try:
+        return put(busy_timeout_ms=HUB_WAITS_MS)
+    except PageCacheBusyError:
+        return off_the_hub(put, busy_timeout_ms=busy_timeout_ms)

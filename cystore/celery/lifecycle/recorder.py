@@ -36,7 +36,7 @@ from celery.utils.log import get_logger
 from celery.utils.saferepr import saferepr
 
 from cystore import MessageIllegalError, StoreFullError, StoreNotWritableError
-from cystore.celery.base import events, records
+from cystore.celery.base import events, greenlets, records
 from cystore.celery.base.identity import known_home_of
 from cystore.celery.base.processes import in_pool
 from cystore.celery.homes import HOME
@@ -111,15 +111,15 @@ class Lifecycle:
             keys=events.keys_of(task_id, root_id, group_id),
             tags=event,
             flush="async",
-            busy_timeout_ms=None if in_pool() else BUSY_MS,
         )
+        busy_ms = None if in_pool() else BUSY_MS
         try:
-            put(properties=_with_light(properties, light))
+            greenlets.append(partial(put, properties=_with_light(properties, light)), busy_ms)
         except StoreFullError:  # perhaps only for another queue
             there = self._light.there(store, light)
             if len(there) == len(light):
                 raise
-            put(properties=_with_light(properties, there))
+            greenlets.append(partial(put, properties=_with_light(properties, there)), busy_ms)
         if self._untold:
             log.warning(
                 "%s: the lifecycle log works again; %d events are missing", self.location.path, self._untold

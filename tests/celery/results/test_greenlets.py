@@ -71,18 +71,22 @@ def test_more_greenlets_wait_than_the_hub_has_threads(url, library):
     assert fresh.run(many_that_wait, url, library) == [list(range(100)), 1]
 
 
-def a_put_and_who_lets_it_through(url: str, library: str, lock: str) -> list:
+def a_put_and_who_lets_it_through(url: str, library: str, what: str, lock: str) -> list:
     from tests.support.isolated.green import patched
 
     green = patched(library)
 
     from celery import Celery
 
+    from cystore.celery.base import events, records
+    from cystore.celery.lifecycle import recorder
     from cystore.system.threads import os_threads
 
     flush = {"flush": "sync", "append": "async"}[lock]
     app = Celery("test", broker="memory://", backend=f"{url}?flush={flush}&sync_flush_timeout_ms=60000")
     app.backend.store_result("before", 1, "SUCCESS")
+    recorder.BUSY_MS = 60_000
+    life = recorder.log_of(app)
     control = app.backend.store._attached().control
     held, release = os_threads.Flag(), os_threads.Flag()
 
@@ -99,7 +103,10 @@ def a_put_and_who_lets_it_through(url: str, library: str, lock: str) -> list:
 
     def put() -> None:
         order.append("put begins")
-        app.backend.store_result("id", 1, "SUCCESS")
+        if what == "event":
+            life.append("SENT", "id", "task", None, None)
+        else:
+            app.backend.store_result("id", 1, "SUCCESS")
         order.append("put ends")
 
     def others() -> None:
@@ -112,16 +119,54 @@ def a_put_and_who_lets_it_through(url: str, library: str, lock: str) -> list:
     for greenlet in greenlets:
         greenlet.get() if library == "gevent" else greenlet.wait()
     holder.join()
-    return [order, app.backend.get_result("id")]
+    found = app.backend.store.query(events.EVENTS if what == "event" else records.RESULTS, "id")
+    return [order, len(found)]
 
 
 @pytest.mark.sampled(2)
 @LIBRARIES
-@pytest.mark.parametrize("lock", ["flush", "append"])
-def test_another_greenlet_runs_during_a_put(url, library, lock):
-    """One that is to be durable, and one that finds another process in the middle of an append."""
-    got = fresh.run(a_put_and_who_lets_it_through, url, library, lock)
+@pytest.mark.parametrize(("what", "lock"), [("result", "flush"), ("result", "append"), ("event", "append")])
+def test_another_greenlet_runs_during_a_put(url, library, what, lock):
+    """One that is to be durable, and two that find another process in the middle of an append. Seen: an event of the
+    lifecycle log stopped the hub for a second."""
+    got = fresh.run(a_put_and_who_lets_it_through, url, library, what, lock)
     assert got == [["put begins", "others ran", "put ends"], 1]
+
+
+def a_wait_of_a_programs_own(path: str, library: str) -> list:
+    """As docs/celery.md says it."""
+    from tests.support.isolated.green import patched
+
+    green = patched(library)
+
+    import cystore
+
+    order = []
+    with cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20) as store:
+
+        def wait() -> None:
+            order.append("wait begins")
+            if library == "gevent":
+                order.append(green.get_hub().threadpool.apply(store.wait, ("T", 0, 0, 60)))
+            else:
+                from eventlet import tpool
+
+                order.append(tpool.execute(store.wait, "T", 0, 0, 60))
+
+        def put() -> None:
+            order.append("put")
+            store.put("T", b"body")
+
+        greenlets = [green.spawn(wait), green.spawn(put)]
+        for greenlet in greenlets:
+            greenlet.get() if library == "gevent" else greenlet.wait()
+    return order
+
+
+@LIBRARIES
+def test_a_wait_of_a_programs_own_in_a_native_thread_lets_others_run(tmp_path, library):
+    got = fresh.run(a_wait_of_a_programs_own, str(tmp_path / "store"), library)
+    assert got == ["wait begins", "put", True]
 
 
 def a_step_of_a_duty_and_who_ends_it(url: str, library: str) -> list:
