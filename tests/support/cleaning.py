@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+
+import pytest
 
 import cystore
 from tests.support.checks import check_chain, everything
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, percent: float, free_bytes: int = 1 << 30) -> None:
+    """Makes each file system look so full (percent used, bytes free)."""
+    blocks = 1_000_000
+    free = blocks - int(blocks * percent / 100)
+    size = max(free_bytes // max(free, 1), 1)
+    values = (size, size, blocks, free, free, 0, 0, 0, 0, 255)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(values))
 
 
 def fill(store: cystore.MessageStore, count: int = 200, start: int = 0) -> list[cystore.PutResult]:

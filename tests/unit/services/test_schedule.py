@@ -17,6 +17,7 @@ from cystore.layout import CONSTANTS
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import lay_out
 from tests.support.checks import check_closed, everything
+from tests.support.cleaning import fill_disk
 from tests.support.clock import turn
 from tests.support.property import stores
 from tests.support.recovery_stores import make_records
@@ -546,16 +547,15 @@ def test_i7_message_that_waits_is_not_cleaned(path, late):
         assert store.deliver() == 0
 
 
-def test_i7_forced_clean_loses_none_either(path):
-    settings = {"clean_file_forcibly_enable": True, "disk_space_clean_forcibly_ratio": 1,
-                "disk_max_used_space_ratio": 1}  # fmt: skip
-    with opened(path, **settings) as store:
+def test_i7_forced_clean_loses_none_either(path, monkeypatch):
+    with opened(path, clean_file_forcibly_enable=True) as store:
         put = store.put("T", b"waits", delay_level=4)
         for _ in range(100):
             store.put("other", bytes(1_000))
         store.dispatch()
         store.flush()
         cleaner = store._attached().cleaner
+        fill_disk(monkeypatch, 86)
         assert cleaner.run_once().done >= 1
         assert store.stats()["delayed"] == {4: 1}
         assert cleaner.run_once().done >= 1
