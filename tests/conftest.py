@@ -144,6 +144,23 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 
 
 @pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """pytest's own. For a test that is marked `disk` it is on a disk, if there is one, wherever pytest makes its
+    folders."""
+    from cystore.system.platform import file_system  # of the build under test
+
+    if request.node.get_closest_marker("disk") is None or file_system(tmp_path) != "tmpfs":
+        yield tmp_path
+        return
+    for parent in map(Path, (tempfile.gettempdir(), "/var/tmp", ROOT / "build")):
+        if os.access(parent, os.W_OK) and file_system(parent) != "tmpfs":
+            with tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as folder:
+                yield Path(folder)
+            return
+    yield tmp_path
+
+
+@pytest.fixture
 def in_memory(tmp_path: Path) -> Iterator[Path]:
     """An empty folder on tmpfs where there is one: for stores of very many files."""
     memory = Path("/dev/shm")

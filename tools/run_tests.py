@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools import build  # noqa: E402
+from tools.memory_folder import keep, memory_folder  # noqa: E402
 from tools.processes import ends_with_us  # noqa: E402
 
 RESULTS = ROOT / "build" / "test-results"
@@ -49,6 +50,7 @@ class Group:
     variant: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     workers: int = 1  # pytest processes; not for tests that need all cores for themselves
+    in_memory: bool = False  # its tests' files, except those of tests marked `disk`
 
     @property
     def slug(self) -> str:
@@ -63,6 +65,7 @@ GROUPS = (
         "not crash and not rocketmq and not celery and not spark",
         without=("tests/crash", "tests/interop", "tests/celery", "tests/spark"),
         workers=WAITING,
+        in_memory=True,
     ),
     Group("crash slice", 180, "crash", paths=("tests/crash",), workers=WORKERS),
     Group("interop", 120, "rocketmq", paths=("tests/interop",), workers=2),  # each with a JVM of its own
@@ -74,6 +77,7 @@ GROUPS = (
         variant="asan",
         environment={"CYSTORE_HYPOTHESIS": "quick"},
         workers=WORKERS,
+        in_memory=True,
     ),
     Group(
         "celery", 240, "celery", paths=("tests/celery", "tests/structure/test_imports.py"), workers=WAITING
@@ -160,10 +164,28 @@ def _test_files(group: Group) -> Iterator[Path]:
 
 
 def _pytest(group: Group, report: Path, env: dict[str, str], *, everything: bool) -> int:
-    """Runs the group's tests and gives pytest's exit code; 1 for a group that hangs."""
+    """Runs the group's tests and gives pytest's exit code; 1 for a group that hangs.
+
+    With `everything` all files are on the disk, so each test also meets a disk's file system."""
+    if everything or not group.in_memory:
+        return _pytest_in(None, group, report, env, everything=everything)
+    kept = RESULTS / f"{group.slug}-files"
+    with memory_folder() as folder:
+        code = _pytest_in(folder, group, report, env, everything=everything)
+        if folder is not None and code:
+            keep(folder, kept)
+            print(f"{group.name}: the files of failed tests are in {kept}")
+    return code
+
+
+def _pytest_in(
+    folder: Path | None, group: Group, report: Path, env: dict[str, str], *, everything: bool
+) -> int:
     markers = group.markers if everything else f"({group.markers}) and not slow"
     command = [sys.executable, "-m", "pytest", "-q", "-m", markers, f"--junitxml={report}", "--durations=5"]
     command += [*group.paths, *(f"--ignore={folder}" for folder in group.without)]
+    if folder is not None:
+        command += [f"--basetemp={folder / 't'}"]
     if group.workers > 1:
         command += ["-n", str(group.workers), "--dist", "worksteal"]
     process = subprocess.Popen(ends_with_us(command), cwd=ROOT, env=env, start_new_session=True)

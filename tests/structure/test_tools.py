@@ -10,13 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import GROUP_OF_FOLDER
 from tests.structure.sources import ROOT
-from tools import build, redis_server, run_tests
+from tools import build, memory_folder, redis_server, run_tests
 
 needs_redis = pytest.mark.skipif(redis_server.find_executable() is None, reason="no redis-server to start")
 
@@ -229,6 +230,78 @@ def test_a_group_ends_with_its_runner(tmp_path):
         assert select.select([tests], [], [], 30)[0]
     finally:
         os.close(tests)
+
+
+def _run(folder: Path, text: str, *, everything: bool = False) -> int:
+    group = replace(_group(folder, text), in_memory=True)
+    return run_tests.run(group, everything=everything, seed=1).exit_code
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """The folder that stands for the host's memory, which has room."""
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(memory_folder, "ROOM_BYTES", 0)
+    monkeypatch.setattr(run_tests, "RESULTS", tmp_path / "results")
+    monkeypatch.setenv("FILES", str(tmp_path / "files"))
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory"
+
+
+WRITES = """
+import os
+from pathlib import Path
+def test_it(tmp_path):
+    (tmp_path / "file").write_text("left")
+    Path(os.environ["FILES"]).write_text(str(tmp_path))
+    assert {passes}
+"""
+
+
+@pytest.mark.parametrize(
+    ("room_bytes", "everything", "is_there"), [(0, False, True), (0, True, False), (1 << 60, False, False)]
+)
+def test_files_of_tests_are_in_memory_where_there_is_room(
+    memory, tmp_path, monkeypatch, room_bytes, everything, is_there
+):
+    """`make test-all` has them on the disk."""
+    monkeypatch.setattr(memory_folder, "ROOM_BYTES", room_bytes)
+    assert _run(tmp_path, WRITES.format(passes=True), everything=everything) == 0
+    assert Path((tmp_path / "files").read_text()).is_relative_to(memory) == is_there
+    assert list(memory.iterdir()) == []
+
+
+def test_a_host_without_a_folder_in_memory_uses_the_disk(memory, tmp_path):
+    memory.rmdir()
+    assert _run(tmp_path, WRITES.format(passes=True)) == 0
+    assert not memory.exists()
+
+
+def test_files_of_failed_tests_are_kept_on_the_disk(memory, tmp_path):
+    assert _run(tmp_path, WRITES.format(passes=False)) == 1
+    assert list(memory.iterdir()) == []
+    (kept,) = (tmp_path / "results" / "sample-files").rglob("file")
+    assert kept.read_text() == "left"
+
+
+@pytest.mark.disk
+def test_a_test_that_needs_a_disk_has_one(tmp_path, in_memory):
+    """A pytest of its own makes its folders in memory."""
+    (tmp_path / "conftest.py").write_text("from tests.conftest import tmp_path")
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest\n"
+        "@pytest.mark.disk\n"
+        "def test_a(tmp_path): assert os.stat(tmp_path).st_dev != int(os.environ['MEMORY'])\n"
+        "def test_b(tmp_path): assert os.stat(tmp_path).st_dev == int(os.environ['MEMORY'])\n"
+    )
+    env = {**os.environ, "MEMORY": str(in_memory.stat().st_dev)}
+    if in_memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system")
+    command = [sys.executable, "-m", "pytest", "-q", f"--basetemp={in_memory / 't'}"]
+    done = subprocess.run(
+        [*command, str(tmp_path)], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_same_files_get_the_same_seed_of_the_tests(tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ from cystore.derived.files import consume_queue
 from tests.support.process import Process
 from tests.support.small_stores import open_small
 
+pytestmark = pytest.mark.disk
+
 PAGE_BYTES = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -147,6 +147,7 @@ def test_a_full_disk_gives_a_queue_what_one_entry_needs(tmp_path, monkeypatch):
     assert len(on_disk(tmp_path)) == 1000
 
 
+@pytest.mark.disk
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_pages_of_a_fast_queue_are_read_ahead(tmp_path, monkeypatch, fast):
     monkeypatch.setattr(Pace, "is_fast", lambda self, step: fast)

@@ -30,6 +30,8 @@ from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
 from tests.support.process import Failed, Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
 
+pytestmark = pytest.mark.disk
+
 PAGE = os.sysconf("SC_PAGESIZE")
 
 

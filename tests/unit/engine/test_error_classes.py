@@ -149,6 +149,7 @@ def test_an_open_beside_a_clean_skips_what_the_clean_takes(tmp_path, vanishing):
         store.put("T", b"y", flush="sync")
 
 
+@pytest.mark.disk
 @pytest.mark.unsanitized  # 5 of the 207 CPU seconds of that group; each step has a test of its own that is
 def test_cleaning_beside_flushes_of_other_processes_stops_nothing(tmp_path):
     """The whole of it, with real processes: each puts, flushes and cleans as fast as it can."""

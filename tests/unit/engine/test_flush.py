@@ -19,6 +19,8 @@ from cystore.errors import FlushFailedError, NotDurableError, StoreTimeoutError,
 from tests.support.process import Failed, Process, processes
 from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
 
+pytestmark = pytest.mark.disk  # syncs last there
+
 PAGE = os.sysconf("SC_PAGESIZE")
 OPEN = "import cystore; store = cystore.open(path, **settings); parts = store._parts"
 

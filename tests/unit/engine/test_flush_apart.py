@@ -30,7 +30,7 @@ from cystore.system.file_system import FileSystem, tells_errors
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS, open_small
 
-pytestmark = pytest.mark.unsanitized  # about threads and intervals
+pytestmark = [pytest.mark.disk, pytest.mark.unsanitized]  # about threads and intervals
 
 QUICK = {"services": ("flush",), "flush_interval_commit_log_ms": 10, "flush_interval_consume_queue_ms": 10,
          "flush_commit_log_least_pages": 0}  # fmt: skip

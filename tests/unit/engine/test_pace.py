@@ -12,7 +12,7 @@ import cystore
 from cystore.engine.files import pace
 from tests.support.small_stores import open_small
 
-pytestmark = pytest.mark.unsanitized  # about pages and files that are made ahead, which no kernel does
+pytestmark = [pytest.mark.disk, pytest.mark.unsanitized]  # about pages and files ahead, which no kernel makes
 
 MIB = 1024 * 1024
 

@@ -18,7 +18,7 @@ from cystore._native.memory.mapping import MappedFile
 from tests.support.small_stores import open_small
 
 # A sanitizer takes munlock away, and its own pages count as faults.
-pytestmark = pytest.mark.unsanitized
+pytestmark = [pytest.mark.disk, pytest.mark.unsanitized]
 
 PAGE = mmap.PAGESIZE
 SEGMENT_BYTES = 1 << 20

@@ -21,7 +21,7 @@ from cystore.system.ranges.pages_ahead import PagesAhead
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
 
-pytestmark = pytest.mark.unsanitized  # about pages and files that are made ahead, which no kernel does
+pytestmark = [pytest.mark.disk, pytest.mark.unsanitized]  # about pages and files ahead, which no kernel makes
 
 PAGE = os.sysconf("SC_PAGESIZE")
 MIB = 1 << 20

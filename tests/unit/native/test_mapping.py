@@ -16,6 +16,8 @@ from cystore._native.memory.mapping import MappedFile
 from cystore.errors import StoreError
 from cystore.system import files
 
+pytestmark = pytest.mark.disk
+
 PAGE = os.sysconf("SC_PAGESIZE")
 
 

@@ -4,7 +4,6 @@ stores of small segments, and a clock that the test sets."""
 from __future__ import annotations
 
 import datetime
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,7 +20,7 @@ from cystore.engine.log.ages import Ages
 from cystore.layout import LOCK_NAMES
 from cystore.system import files, small_files
 from tests.support.checks import check_closed, everything
-from tests.support.cleaning import check_cleaned, fill
+from tests.support.cleaning import check_cleaned, fill, fill_disk
 from tests.support.clock import stop, turn
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
@@ -45,15 +44,12 @@ def disk(monkeypatch):
     """Makes the file system as full as the test says (percent used, bytes free)."""
 
     def fill(percent: float, free_bytes: int = 1 << 30) -> None:
-        blocks = 1_000_000
-        free = blocks - int(blocks * percent / 100)
-        size = max(free_bytes // max(free, 1), 1)
-        values = (size, size, blocks, free, free, 0, 0, 0, 0, 255)
-        monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(values))
+        fill_disk(monkeypatch, percent, free_bytes)
 
     return fill
 
 
+@pytest.mark.disk
 @pytest.mark.may_skip("needs a second file system in memory")
 def test_disk_use_is_that_of_the_file_system_that_holds_the_store(tmp_path):
     """Also where that is mounted somewhere below another one, and the path leads there through a link."""

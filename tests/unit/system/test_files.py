@@ -25,7 +25,7 @@ from cystore.system.ranges import file_ranges
 from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
 from tests.support.process import Process
 
-pytestmark = pytest.mark.unsanitized  # Python alone
+pytestmark = [pytest.mark.disk, pytest.mark.unsanitized]  # Python alone
 
 
 @pytest.mark.parametrize(
