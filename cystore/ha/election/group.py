@@ -5,6 +5,7 @@
 | /cystore/GROUP/master | member, address, store; its create revision is the epoch | as long as the master's lease |
 | /cystore/GROUP/state | id of the log, in-sync set | for ever |
 | /cystore/GROUP/wanted | the member that an operator wants as master | some seconds |
+| /cystore/GROUP/full/MEMBER | | while the disk of this member is full |
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ class State:
 
 @dataclass(frozen=True)
 class View:
-    """The group at one revision of etcd. `wanted`: the member that an operator wants as master, "" for none."""
+    """The group at one revision of etcd. `wanted`: the member that an operator wants as master, "" for none. `full`:
+    the members whose disks are full."""
 
     revision: int
     master: Elected | None
     state: State | None
     wanted: str
+    full: frozenset[str]
 
 
 class Group:
@@ -56,7 +59,7 @@ class Group:
     def __init__(self, etcd: Etcd, name: str) -> None:
         self._etcd, self.prefix = etcd, f"/cystore/{name}/"
         self._master, self._state = f"{self.prefix}master", f"{self.prefix}state"
-        self._wanted = f"{self.prefix}wanted"
+        self._wanted, self._full = f"{self.prefix}wanted", f"{self.prefix}full/"
 
     def look(self) -> View:
         revision, entries = self._etcd.read(self.prefix)
@@ -66,6 +69,7 @@ class Group:
             None if master is None else self._elected(master),
             None if state is None else self._state_of(state),
             "" if wanted is None else wanted.value.decode("utf-8", "replace"),
+            frozenset(key.removeprefix(self._full) for key in entries if key.startswith(self._full)),
         )
 
     def elect(self, view: View, me: Elected, log_id: str) -> tuple[int, frozenset[str]]:
@@ -105,6 +109,11 @@ class Group:
     def want_nobody(self) -> None:
         """Withdraws the request of `want`."""
         self._etcd.change(delete=[self._wanted])
+
+    def tell_full(self, member: str, full: bool) -> None:
+        """Tells the others whether a member's disk is full."""
+        key = self._full + member
+        self._etcd.change(put=[(key, b"", 0)] if full else (), delete=() if full else [key])
 
     def grant(self, ttl_s: int) -> int:
         return self._etcd.grant(ttl_s)

@@ -93,6 +93,7 @@ class ElectedReplication:
         self._state = self._told_state = self._failed = ""
         self._not_handed = ""  # a member that an operator wants, and that could not become master
         self._stood: View | None = None
+        self._told_full: View | None = None  # the state that was read before `_tell_full` wrote
         space = DiskSpace(self._root, control, Policy(manifest, config), commit_log.folders)
         self._disk = FullDisk(space, config.ha_lease_ms / 1000)
         self._vacant_s = 0.0  # the group has no master since then; 0: it has one
@@ -161,6 +162,7 @@ class ElectedReplication:
             return self._pause("its disk failed")
         if view is None:
             return self._pause("etcd does not answer")
+        self._tell_full(role, view)
         master = view.master
         mine = master is not None and master.store_id == self._store_id
         if epoch:
@@ -181,6 +183,20 @@ class ElectedReplication:
             return self._follow(role, master)
         self._end_slave()
         return self._campaign(role, keeper, view)
+
+    def _tell_full(self, role: Role, view: View) -> None:
+        """Tells the others that the disk is full, or that it has space again, once for each state read from etcd. So no
+        member hands over to one that can append as little."""
+        assert self._group is not None
+        known = role.member in view.full
+        full = self._disk.is_full if known else self._disk.lasts
+        if full == known or view is self._told_full:
+            return
+        self._told_full = view
+        try:
+            self._group.tell_full(role.member, full)
+        except ElectionError as error:
+            self._say(str(error))
 
     def _pause(self, state: str) -> int:
         self._state = state
@@ -235,18 +251,19 @@ class ElectedReplication:
                 f"in etcd the group has the log {state.log_id}, and this store has {history.log_id or 'none of it'}"
             )
             return self._pause("has another log than the group, so no candidate")
-        elif self._leaves_election(len(state.in_sync)):
+        elif self._leaves_election(bool(state.in_sync - view.full - {role.member})):
             return self._pause("its disk is full: leaves the election to the others for a while")
         else:
             log_id = state.log_id
         return self._stand(role, keeper, view, history._replace(log_id=log_id))
 
-    def _leaves_election(self, in_sync: int) -> bool:
-        """Whether the disk is full, and another member has had less than two leases to be elected."""
+    def _leaves_election(self, others: bool) -> bool:
+        """Whether the disk is full, and another member has had less than two leases to be elected. `others`: the disk
+        of one in sync has space."""
         now_s = monotonic_s()
         self._vacant_s = self._vacant_s or now_s
         waits = now_s - self._vacant_s < 2 * self._config.ha_lease_ms / 1000
-        return in_sync > 1 and waits and self._disk.is_full
+        return others and waits and self._disk.is_full
 
     def _stand(self, role: Role, keeper: Keeper, view: View, history: History) -> int:
         """Stands for election, once for each state read from etcd."""
@@ -340,7 +357,7 @@ class ElectedReplication:
         if self._control.flags & SYNC_FAILED:
             self._leave_failed_disk()
         elif self._disk.lasts:
-            self._leave_full_disk()
+            self._leave_full_disk(view)
         return 0 if self._master is None else self._master.turn()
 
     def _resume(self, role: Role, keeper: Keeper, view: View) -> int:
@@ -371,10 +388,10 @@ class ElectedReplication:
         self._not_handed = wanted
         self._hand_to(wanted, f"an operator wants {wanted}")
 
-    def _leave_full_disk(self) -> None:
-        """Hands over to a member that has the whole log."""
+    def _leave_full_disk(self, view: View) -> None:
+        """Hands over to a member that has the whole log, and space."""
         assert self._master is not None and self._session is not None
-        in_sync, wrote = self._session.in_sync.committed, self._control.wrote
+        in_sync, wrote = self._session.in_sync.committed - view.full, self._control.wrote
         able = [s.member for s in self._master.slaves() if s.member in in_sync and s.acknowledged >= wrote]
         if able:
             self._hand_to(able[0], f"its disk is full; {able[0]} has the whole log")

@@ -100,3 +100,26 @@ def test_a_master_with_a_full_disk_stays_if_nobody_has_its_log(tmp_path, etcd):
         a.do(FREE)
         until(lambda: a.do(TRIED) == "")
         assert seen(etcd).master.epoch == epoch
+
+
+@pytest.mark.slow
+def test_members_with_full_disks_do_not_pass_the_role_around(tmp_path, etcd):
+    """Seen: members whose disks became full together, as equal disks with equal logs do, had a new master in each
+    lease."""
+    with Process() as a, Process() as b:
+        a.do(OPENED, path=str(tmp_path / "a"), settings=settings(etcd, "a"))
+        until(lambda: a.do(TRIED) == "")
+        b.do(OPENED, path=str(tmp_path / "b"), settings=settings(etcd, "b"))
+        until(lambda: in_sync(etcd) == {"a", "b"})
+        b.do(FULL)
+        until(lambda: seen(etcd).full == {"b"})
+        epoch = seen(etcd).master.epoch
+        a.do(FULL)
+        until(lambda: seen(etcd).full == {"a", "b"})
+        with pytest.raises(TimeoutError):
+            until_some(lambda: not master(etcd) or seen(etcd).master.epoch != epoch, 2 * LEASE_MS / 1000)
+        b.do(FREE)
+        until(lambda: master(etcd) == "b")
+        until(lambda: b.do(TRIED) == "")
+        a.do(FREE)
+        until(lambda: in_sync(etcd) == {"a", "b"} and not seen(etcd).full)
