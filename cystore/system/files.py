@@ -271,6 +271,13 @@ def temporary(root: Path) -> Temporary:
         return Temporary(open_folder(folder), name, folder / name)
 
 
+def opened_draft(draft: Path, path: Path) -> Descriptor:
+    """A new file with the name `draft`, for a with block. An error names `path`, which will be its name: so the same
+    error has the same text at the next try."""
+    with translated(path):
+        return _open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+
 def _give_up(path: Path) -> None:
     """Removes a file after an error that the caller raises. On a failing disk the file may stay."""
     with contextlib.suppress(OSError):
@@ -291,7 +298,7 @@ def write_whole(root: Path, path: Path, data: bytes | memoryview, *, keep_last: 
     """Writes a small file whole or not at all; the last good copy stays beside it as NAME.bak."""
     make_directory(path.parent)
     with temporary(root) as draft:
-        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd, translated(path):
+        with opened_draft(draft, path) as fd, translated(path):
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
@@ -360,7 +367,7 @@ def create_sized(
     make_directory(path.parent, durable=durable)
     named = True
     with temporary(root) as draft:
-        with opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd, translated(path):
+        with opened_draft(draft, path) as fd, translated(path):
             os.ftruncate(fd, length)
             allocate(fd, 0, min(allocated_bytes, length), path)
             if durable:

@@ -10,6 +10,7 @@ from cystore.system.files import (
     data_ranges,
     make_directory,
     opened,
+    opened_draft,
     pread_full,
     rename_no_replace,
     sync,
@@ -86,7 +87,7 @@ def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -
     """
     make_directory(target.parent)
     with temporary(root) as draft:
-        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as out:
+        with opened_draft(draft, target) as out:
             at = 0
             for path, begin, end in pieces:
                 with opened(path) as fd:

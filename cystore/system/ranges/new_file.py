@@ -13,7 +13,15 @@ from pathlib import Path
 
 from cystore._native.system.failpoint import failpoint
 from cystore.errors import StoreIOError
-from cystore.system.files import make_directory, opened, rename_no_replace, sync, sync_directory, temporary
+from cystore.system.files import (
+    make_directory,
+    opened,
+    opened_draft,
+    rename_no_replace,
+    sync,
+    sync_directory,
+    temporary,
+)
 from cystore.system.os_errors import is_missing, translated
 from cystore.system.ranges.file_ranges import end_at
 
@@ -49,7 +57,7 @@ def new_file(root: Path, path: Path, begin: int = 0, *, reserve: Path | None = N
         draft = reserve
         if fd is None or draft is None:
             draft = stack.enter_context(temporary(root))
-            fd = stack.enter_context(opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            fd = stack.enter_context(opened_draft(draft, path))
         file = NewFile(fd, path, begin)
         yield file
         if draft == reserve:

@@ -22,6 +22,7 @@ from cystore.errors import (
 )
 from cystore.system import files, folders
 from cystore.system.ranges import file_ranges
+from cystore.system.ranges.new_file import new_file
 from tests.support.disks.small_disk import NOT_ASKED, on_small_disk
 from tests.support.process import Process
 
@@ -364,3 +365,28 @@ def test_file_whose_name_may_not_be_durable_is_not_left_there(tmp_path, monkeypa
         with pytest.raises(StoreIOError, match="the disk is gone"):
             files.create_sized(tmp_path, tmp_path / "log" / "0", 4096, 4096)
     assert os.listdir(tmp_path / "log") == []
+
+
+MAKERS = {
+    "whole": lambda root, path: files.write_whole(root, path, b"x"),
+    "sized": lambda root, path: files.create_sized(root, path, 8, 8),
+    "copied": lambda root, path: file_ranges.copy_ranges(root, [], path),
+    "new": lambda root, path: new_file(root, path).__enter__(),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_an_error_names_the_file_and_not_its_draft(tmp_path, monkeypatch, make):
+    """Seen: a service whose disk became read-only logged fifty tracebacks in a second, because the name of each draft
+    made another text."""
+    open_in = files.open_in
+
+    def refuse(folder, name, flags, *mode):
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return open_in(folder, name, flags, *mode)
+
+    monkeypatch.setattr(files, "open_in", refuse)
+    with pytest.raises(StoreIOError, match="Read-only") as caught:
+        make(tmp_path, tmp_path / "a")
+    assert caught.value.path == tmp_path / "a"
