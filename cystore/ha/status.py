@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore import clock
-from cystore.errors import StoreFullError
+from cystore.errors import StoreFullError, StoreIOError
 from cystore.ha.lock import is_replicated
 from cystore.system import checked_json, files
 from cystore.value_class import value_class
@@ -62,13 +62,13 @@ def present_status(root: Path) -> ReplicationStatus:
 
 
 def write_status(root: Path, status: ReplicationStatus) -> None:
-    """Overwrites the file in place, and does not wait for the disk: the status has no use after a crash. On a full disk
-    there may be no status; what replicates goes on."""
+    """Overwrites the file in place, and does not wait for the disk: the status has no use after a crash. On a disk that
+    is full, or has become read-only, there may be no status; what replicates goes on."""
     whole = checked_json.render({**asdict(status), "at_ms": clock.now_ms(), "pid": os.getpid()})
     if len(whole) > ROOM_BYTES:
         return
     path = root.joinpath(*PATH)
-    with contextlib.suppress(StoreFullError):
+    with contextlib.suppress(StoreFullError, StoreIOError):
         files.make_directory(path.parent)
         with files.opened(path, os.O_RDWR | os.O_CREAT) as fd, files.translated(path):
             os.pwrite(fd, whole.ljust(ROOM_BYTES), 0)

@@ -4,6 +4,7 @@ master is killed; frames that no master sends."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ from cystore.ha.facts.collected import Sealed
 from cystore.ha.facts.shipment import Shipment
 from cystore.ha.link import wire
 from cystore.ha.link.sockets import ours
+from cystore.ha.status import ReplicationStatus, read_status, write_status
 from tests.support.disks.small_disk import on_small_disk
 from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import (
@@ -137,6 +139,19 @@ def test_a_full_disk_of_the_slave_costs_nothing_but_another_try(tmp_path, port):
     (tmp_path / "disk").mkdir()
     told = on_small_disk("2m", tmp_path / "disk", FULL, str(tmp_path / "master"), str(port))
     assert told.endswith("equal\n")
+
+
+def test_the_status_of_replication_needs_no_writable_disk(tmp_path, monkeypatch):
+    """Seen: the thread of replication ended with a traceback where the disk had become read-only."""
+
+    def refuse(path, flags):
+        raise cystore.StoreIOError(os.strerror(errno.EROFS), path=path)
+
+    write_status(tmp_path, ReplicationStatus(epoch=1))
+    with monkeypatch.context() as patched:
+        patched.setattr("cystore.ha.status.files.opened", refuse)
+        write_status(tmp_path, ReplicationStatus(epoch=2))
+    assert read_status(tmp_path).epoch == 1
 
 
 def test_a_slow_disk_under_the_offsets_delays_no_acknowledged_put(tmp_path, port, monkeypatch):
