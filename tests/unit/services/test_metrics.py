@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -19,6 +21,7 @@ from cystore.consumers.table import OffsetTable
 from cystore.errors import MessageIllegalError, StoreNotWritableError
 from cystore.metrics import Collector, Metric, exposition, metrics
 from tests.structure.sources import ROOT
+from tests.support.process import Process
 from tests.support.small_stores import open_small
 
 pytestmark = pytest.mark.unsanitized  # about what is counted, which no kernel does
@@ -191,6 +194,42 @@ def test_a_put_that_waits_for_the_lock_is_slow(tmp_path, caplog):
         slow = list(latency)[list(latency).index("500ms~1s") :]  # on a busy machine it may be a longer time
         assert sum(latency[label] for label in slow) == 1
         assert "a put was appended after" in caplog.text
+
+
+def test_a_put_that_is_stopped_inside_is_slow(tmp_path):
+    """Ordinary puts look at an exact clock only after a tick of a coarse one. The process is stopped at any place, so a
+    few tries may be between two puts. It has all its room and pages, so no put waits for them."""
+    size = 256 << 20
+    settings = {
+        "mapped_file_size_commit_log_bytes": size,
+        "allocate_ahead_bytes": size,
+        "populate_ahead_bytes": 0,
+    }
+    with open_small(tmp_path / "s", **settings) as store, Process() as writer:
+        writer.do(
+            "from tests.support.small_stores import open_small; store = open_small(path, **settings)",
+            path=str(tmp_path / "s"),
+            settings=settings,
+        )
+        writer.do("for _ in range(100): store.put('T', b'x' * 100)")
+
+        def slow() -> int:
+            stats = store.stats()
+            return int(stats["put_count"] - stats["put_latency"]["<=0ms"])
+
+        def ended() -> bool:
+            return bool(select.select([writer.answers], [], [], 0)[0])
+
+        before = slow()
+        writer.send("for _ in range(1_000_000): store.put('T', b'x' * 100)")  # less than one file
+        while slow() == before and not ended():
+            writer.stop()
+            count = store.stats()["put_count"]
+            time.sleep(0.02)  # the time that a put takes is what is counted
+            writer.go_on()
+            while store.stats()["put_count"] < count + 2 and not ended():
+                os.sched_yield()
+        assert slow() > before
 
 
 def test_puts_that_wait_for_room_are_counted(tmp_path):
