@@ -148,9 +148,9 @@ static inline int64_t wall_clock_ms(wall_clock *clock, control_block *block) {
     return wall_clock_look(clock, block, ticks);
 }
 
-/* Whole ms since the last call of wall_clock_ms; 0 while the system's coarse clock has not ticked since the last call of
-   this function. So a time below that clock's tick, mostly 4 ms, may be 0. A look at the counter takes three times as
-   long: 21 ns in a virtual machine, of a put of 125. */
+/* Whole ms since the last call of wall_clock_ms; 0 while the system's coarse clock has not ticked since the last call
+   of this function. So a time below that clock's tick, mostly 4 ms, may be 0. A look at the counter takes three times
+   as long: 21 ns in a virtual machine, of a put of 125. */
 static inline int64_t wall_clock_took_ms(wall_clock *clock) {
     struct timespec coarse;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &coarse);
