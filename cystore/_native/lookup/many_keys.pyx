@@ -14,7 +14,7 @@ from cystore._native.memory.atomics cimport load_i64, prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.index cimport (
     QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_entry, index_key_hash, index_linked, index_may_hold, index_query,
-    index_slot, index_slot_number, index_time, index_topic_seed, index_view, index_walk, index_walk_begin, key_query
+    index_slot_prefetch, index_time, index_topic_seed, index_view, index_walk, index_walk_begin, key_query
 )
 from cystore._native.layout cimport (
     INDEX_ENTRY_BYTES, control_block, index_entry_key_hash, index_entry_physical_offset, index_entry_previous
@@ -27,12 +27,6 @@ from cystore._native.record.record_view cimport record_parts
 from cystore._native.record.window cimport LogWindow, log_window, window_address
 
 from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError
-
-cdef extern from * nogil:
-    """
-    static inline void load_byte(const unsigned char *place) { (void)*(const volatile unsigned char *)place; }
-    """
-    void load_byte(const uint8_t* place)
 
 cdef extern from "Python.h":
     bint PyDict_Next(dict found, Py_ssize_t* at, PyObject** key, PyObject** value)
@@ -86,27 +80,28 @@ cdef inline const uint8_t* _address(const log_window* window, int64_t offset) no
     return window_address(window, offset)
 
 
-cdef inline void _load_entry(const index_view* index, int32_t number) noexcept nogil:
-    """Loads an entry, which may lie in two lines. At the end of a chain that is entry 0, which every file has."""
+cdef inline void _fetch_entry(const index_view* index, int32_t number) noexcept nogil:
+    """Fetches an entry, which may lie in two lines. At the end of a chain that is entry 0, which every file has."""
     cdef const uint8_t* entry = index_entry(index, number)
-    load_byte(entry)
-    load_byte(entry + INDEX_ENTRY_BYTES - 1)
+    prefetch_for_read(entry)
+    prefetch_for_read(entry + INDEX_ENTRY_BYTES - 1)
 
 
 cdef void _walk(const index_view* index, lookups* g, const log_window* window) noexcept nogil:
-    """Collects the first candidates of all lookups in one index file: loads all slots, then the first entries of all
+    """Collects the first candidates of all lookups in one index file: fetches all slots, then the first entries of all
     chains, then the second ones, and so on, then the records.
 
-    The page of a slot, an entry or a record is in no TLB. The processor waits for the page's address before it goes on
-    behind a prefetch, or it drops the prefetch. It goes on behind a load, so the loads overlap. No branch depends on
-    what a load brings, so the processor foresees which loads follow."""
+    The page of a slot, an entry or a record is in no TLB, so most of the time is that of finding pages. The processor
+    finds a few at once, but only for instructions that it has in hand: some hundred. So prefetches follow each other
+    closely, and nothing else is done between them. A prefetch leaves its hands when its page is found; a load also
+    waits for the bytes. No branch depends on what comes, so the processor foresees what follows."""
     cdef index_walk walk
     cdef lookup* one
     cdef const uint8_t* entry
     cdef int i, number, left
     cdef int count = 0
     for i in range(g.count):
-        load_byte(index_slot(index, index_slot_number(index, g.all[i].hash)))
+        index_slot_prefetch(index, g.all[i].hash)
     for i in range(g.count):
         one = &g.all[i]
         walk.hash = one.hash
@@ -116,7 +111,7 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
         one.place = NULL
         g.walking[count] = i
         count += one.entry != 0
-        _load_entry(index, one.entry)
+        _fetch_entry(index, one.entry)
     while count:
         left = 0
         for i in range(count):
@@ -126,7 +121,7 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
             one.candidates[one.candidate_count] = index_entry_physical_offset(entry)
             one.candidate_count += index_entry_key_hash(entry) == one.hash  # at any time
             one.entry = index_linked(index_entry_previous(entry), one.entry)
-            _load_entry(index, one.entry)
+            _fetch_entry(index, one.entry)
             g.walking[left] = number
             left += one.entry != 0 and one.candidate_count < NEAR
         count = left
@@ -136,7 +131,7 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
             one.place = _address(window, one.candidates[0])
     for i in range(g.count):
         if g.all[i].place != NULL:
-            load_byte(g.all[i].place)
+            prefetch_for_read(g.all[i].place)
     for i in range(g.count):
         if g.all[i].place != NULL:
             prefetch_for_read(g.all[i].place + 64)
