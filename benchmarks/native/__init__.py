@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sysconfig
+from array import array
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SOURCE = HERE / "baseline.c"
 MAP_FIXED = 0x10  # of Linux
+LARGE_PAGE_BYTES = 2 * 1024 * 1024
 LIBRARY = ROOT / "build" / "benchmarks" / "baseline.so"
 
 
@@ -50,31 +52,41 @@ def library() -> ctypes.CDLL:
     loaded.checksum_pieces.argtypes = [pointer, pointer, number, pointer]
     loaded.lock_and_unlock.argtypes = [number]
     loaded.load_at_random.argtypes = [*[pointer] * 4, number, number]
-    loaded.load_in_turns.argtypes = [pointer, pointer, number, number, number, ctypes.c_uint64]
-    loaded.load_in_turns.restype = ctypes.c_double
+    loaded.look_up.argtypes = [pointer, pointer, number]
+    loaded.look_up.restype = ctypes.c_double
     loaded.choose_kernel()
     return loaded
 
 
 class Joined:
-    """Files that are mapped for reading one behind the other, from `begin` on. A context manager."""
+    """Files that are mapped for reading one behind the other, from `begin` on. As in a store, a large page is mapped as
+    a whole: it begins at a multiple of its size, in memory and in the first file. `in_large_pages`: they are copies in
+    memory that has only such pages, if the system allows it. A context manager."""
 
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, paths: list[Path], *, in_large_pages: bool = False) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.mmap.restype = ctypes.c_void_p
         self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
         self._libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         sizes = [path.stat().st_size for path in paths]
-        self.length = sum(sizes)
-        self.begin = self._map(None, self.length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-        at = self.begin
+        self._length = sum(sizes) + LARGE_PAGE_BYTES
+        self._all = self._map(None, self._length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        self.begin = at = -(-self._all // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
+        if in_large_pages:
+            self._libc.madvise(self.begin, sum(sizes), mmap.MADV_HUGEPAGE)
         for path, size in zip(paths, sizes, strict=True):  # sizes are multiples of a page, but for the last
             with open(path, "rb") as file:
-                self._map(at, size, mmap.MAP_SHARED | MAP_FIXED, file.fileno())
+                if in_large_pages:
+                    file.readinto((ctypes.c_char * size).from_address(at))
+                else:
+                    self._map(at, size, mmap.MAP_SHARED | MAP_FIXED, file.fileno(), mmap.PROT_READ)
             at += size
 
-    def _map(self, at: int | None, length: int, flags: int, fd: int) -> int:
-        found = self._libc.mmap(at, length, mmap.PROT_READ, flags, fd, 0)
+    def _map(
+        self, at: int | None, length: int, flags: int, fd: int, access: int = mmap.PROT_READ | mmap.PROT_WRITE
+    ) -> int:
+        found = self._libc.mmap(at, length, access, flags, fd, 0)
         if found == ctypes.c_void_p(-1).value:
             raise OSError(ctypes.get_errno(), "mmap")
         return int(found)
@@ -83,15 +95,36 @@ class Joined:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._libc.munmap(self.begin, self.length)
+        self._libc.munmap(self._all, self._length)
 
 
-def lookup_ns(parts: list[tuple[int, int]], lines: int, count: int, seed: int) -> float:
-    """ns of a lookup that loads a line at a random place of each part, a (begin, bytes) of memory, and `lines` lines of
-    the last one. Lookups overlap."""
-    begins = (ctypes.c_void_p * len(parts))(*[begin for begin, _ in parts])
-    sizes = (ctypes.c_int64 * len(parts))(*[length for _, length in parts])
-    return float(library().load_in_turns(begins, sizes, len(parts), lines, count, seed))
+class LookupFiles(ctypes.Structure):
+    """A store's mapped index files, newest first, and its log, whose records take `record_lines` cache lines."""
+
+    _fields_ = (
+        ("indexes", ctypes.POINTER(ctypes.c_void_p)),
+        ("index_count", ctypes.c_int64),
+        ("slots_at", ctypes.c_int64),
+        ("slots", ctypes.c_int64),
+        ("entries_at", ctypes.c_int64),
+        ("log", ctypes.c_void_p),
+        ("record_lines", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(
+        cls, indexes: list[int], slots_at: int, slots: int, entries_at: int, log: int, lines: int
+    ) -> LookupFiles:
+        begins = (ctypes.c_void_p * len(indexes))(*indexes)
+        return cls(begins, len(indexes), slots_at, slots, entries_at, log, lines)
+
+    def lookup_ns(self, hashes: array[int]) -> float:
+        """ns of a lookup of a key, which is known by its hash in the index. Lookups overlap, and only load."""
+        begin, _ = hashes.buffer_info()
+        ns = float(library().look_up(ctypes.byref(self), begin, len(hashes)))
+        if ns < 0:
+            raise RuntimeError("a hash is not in the index")
+        return ns
 
 
 def nothing() -> Callable[..., None]:

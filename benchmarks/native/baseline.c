@@ -258,33 +258,80 @@ static PyObject *nothing(PyObject *self, PyObject *const *given, Py_ssize_t posi
 /* A function that takes any arguments, in the way that is the cheapest for keywords. */
 PyMethodDef nothing_definition = {"nothing", (PyCFunction)(void *)nothing, METH_FASTCALL | METH_KEYWORDS, NULL};
 
-/* Loads what many lookups need: a line of each part, and `lines` lines of the last one. The place in a part depends on the bytes of the
-   part before it. A group of lookups takes turns, so their loads overlap. Gives nanoseconds a lookup, of wall time. */
-enum { TURNS = 64 };
-double load_in_turns(const uint8_t *const *parts, const int64_t *part_bytes, int64_t count_of_parts, int64_t lines, int64_t lookups,
-                     uint64_t seed) {
+/* What a store's index files and records are, for bare lookups. `indexes` begin with the newest. */
+struct lookup_files {
+    const uint8_t *const *indexes;
+    int64_t index_count, slots_at, slots, entries_at;
+    const uint8_t *log;
+    int64_t record_lines;
+};
+
+enum { ENTRY_BYTES = 20, LINE = 64 };
+
+static uint64_t big_endian(const uint8_t *at, int bytes) {
+    uint64_t value = 0;
+    memcpy(&value, at, bytes);
+    return __builtin_bswap64(value) >> (64 - 8 * bytes);
+}
+
+static const uint8_t *fetched(const uint8_t *at) {
+    __builtin_prefetch(at);
+    return at;
+}
+
+/* Only loads what the lookups of these key hashes need: a slot and a whole chain in each index file, and the lines of the newest
+   record with the hash. A group of lookups takes turns. Each step prefetches what the next step of that lookup reads, so these
+   loads overlap. Gives nanoseconds a lookup, of wall time; -1 if a hash is in no chain. */
+enum { TURNS = 128 };
+double look_up(const struct lookup_files *files, const int32_t *hashes, int64_t count) {
     struct timespec begin, end;
-    uint64_t random[TURNS], all = 0;
+    const uint8_t *at[TURNS], *record[TURNS];
+    int64_t missed = 0;
+    uint64_t all = 0;
     clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (int64_t done = 0; done < lookups; done += TURNS) {
-        for (int n = 0; n < TURNS; n++) {
-            random[n] = ((uint64_t)(done + n) + seed) * 0x9E3779B97F4A7C15ULL;
-        }
-        for (int64_t k = 0; k < count_of_parts; k++) {
-            int64_t loaded = k == count_of_parts - 1 ? lines : 1;
-            for (int n = 0; n < TURNS; n++) {
-                random[n] = random[n] * 6364136223846793005ULL + 1442695040888963407ULL;
-                const uint8_t *place = parts[k]
-                    + (uint64_t)(((unsigned __int128)random[n] * (uint64_t)(part_bytes[k] - 64 * loaded)) >> 64);
-                uint64_t sum = 0;
-                for (int64_t line = 0; line < loaded; line++) {
-                    sum += place[64 * line];
+    for (int64_t done = 0; done < count; done += TURNS) {
+        int turns = count - done < TURNS ? (int)(count - done) : TURNS;
+        memset(record, 0, sizeof record);
+        for (int64_t file = 0; file < files->index_count; file++) {
+            const uint8_t *index = files->indexes[file], *entries = index + files->entries_at;
+            int walking[TURNS], left = 0;
+            for (int n = 0; n < turns; n++) {
+                at[n] = fetched(index + files->slots_at + 4 * ((uint32_t)hashes[done + n] % (uint32_t)files->slots));
+            }
+            for (int n = 0; n < turns; n++) {
+                uint64_t newest = big_endian(at[n], 4);
+                at[n] = fetched(entries + ENTRY_BYTES * newest);
+                walking[left] = n;
+                left += newest != 0;
+            }
+            for (int steps = left; steps; steps = left) {
+                left = 0;
+                for (int i = 0; i < steps; i++) {
+                    int n = walking[i];
+                    const uint8_t *entry = at[n], *found = files->log + big_endian(entry + 4, 8);
+                    uint64_t previous = big_endian(entry + 16, 4);
+                    record[n] = !record[n] && big_endian(entry, 4) == (uint32_t)hashes[done + n] ? found : record[n];
+                    at[n] = fetched(entries + ENTRY_BYTES * previous);
+                    fetched(at[n] + ENTRY_BYTES - 1);
+                    walking[left] = n;
+                    left += previous != 0;
                 }
-                random[n] += sum;
             }
         }
-        all += random[0];
+        for (int n = 0; n < turns; n++) {
+            missed += !record[n];
+            record[n] = record[n] ? record[n] : files->log;
+            for (int64_t line = 0; line < files->record_lines; line++) {
+                fetched(record[n] + LINE * line);
+            }
+        }
+        for (int n = 0; n < turns; n++) {
+            for (int64_t line = 0; line < files->record_lines; line++) {
+                all += record[n][LINE * line];
+            }
+        }
     }
     clock_gettime(CLOCK_MONOTONIC, &end);
-    return ((double)(end.tv_sec - begin.tv_sec) * 1e9 + (double)(end.tv_nsec - begin.tv_nsec) + (all == 0)) / (double)lookups;
+    double ns = (double)(end.tv_sec - begin.tv_sec) * 1e9 + (double)(end.tv_nsec - begin.tv_nsec) + (all == 0);
+    return missed ? -1 : ns / (double)count;
 }

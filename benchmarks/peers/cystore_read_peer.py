@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat, starmap
@@ -15,12 +16,11 @@ from benchmarks import native
 from benchmarks.peers.cystore_peer import fill, open_store, prepare
 from benchmarks.suite import workload
 from benchmarks.suite.workload import TAG, TOPIC, Job, Measure
+from cystore._native.derived.index import key_hash
 from cystore.layout import CONSTANTS
 
-SLOTS_AT, SLOT_BYTES, ENTRY_BYTES = (
-    CONSTANTS[f"INDEX_{name}_BYTES"][0] for name in ("HEADER", "SLOT", "ENTRY")
-)
-RECORD_LINES = 4  # of the processor's caches
+SLOTS_AT, SLOT_BYTES = (CONSTANTS[f"INDEX_{name}_BYTES"][0] for name in ("HEADER", "SLOT"))
+LINE_BYTES = 64  # of the processor's caches
 PAUSE_S = 0.002  # between two wake-ups, for the waiter to fall asleep again
 
 
@@ -176,7 +176,7 @@ def query_many(job: Job) -> Measure:
                     raise RuntimeError(f"not found among {wanted}")
 
         measure = workload.timed_queries(job, find, **_lookups(store, job))
-        keys = workload.queried(job)
+        _, keys = workload.keys_to_query(job)
         again = workload.timed(len(keys), lambda: find(keys))
         objects = workload.timed(len(keys), lambda: _make_answers(keys, job.batch))
         facts = {"again_ns": round(again.ns_per_operation), **measure.facts}
@@ -194,23 +194,34 @@ def _make_answers(keys: Sequence[str], batch: int) -> None:
 
 
 def _lookups(store: cystore.MessageStore, job: Job) -> dict[str, int]:
-    """ns of a lookup in bare C, which only loads, at random places of the store's own files: a slot, as many entries as
-    the chain of a key has on average, and a record. Then the same lookups again, whose pages this process has mapped by
-    then."""
-    count, config = job.options["queries"], cystore.StoreConfig()
-    keys = min(job.count, config.max_index_num)
-    entries = SLOTS_AT + SLOT_BYTES * config.max_hash_slot_num
-    index = min((job.path / "store" / "index").iterdir())  # of the first and most messages
+    """ns of a lookup of the same keys in bare C, which only loads what a lookup has to, from the store's own files in
+    the same pages: a slot and the chain of the key in each index file, and the lines of the record. Then the same
+    lookups again, whose pages this process has mapped by then."""
+    slots = cystore.StoreConfig().max_hash_slot_num
+    indexes = sorted((job.path / "store" / "index").iterdir(), reverse=True)
     segments = sorted((job.path / "store" / "commitlog").glob("0*"))
-    with native.Joined([index]) as mapped, native.Joined(segments) as log:
-        parts = [
-            (mapped.begin + SLOTS_AT, entries - SLOTS_AT),
-            *[(mapped.begin + entries, ENTRY_BYTES * keys)] * round(1 + keys / config.max_hash_slot_num),
-            (log.begin, store.wrote_position),
-        ]
-        native.lookup_ns(parts, RECORD_LINES, count, 0)
-        first, again = (native.lookup_ns(parts, RECORD_LINES, count, count) for _ in range(2))
-    return {"c_ns": round(first), "c_again_ns": round(again)}
+    lines = round(store.wrote_position / job.count / LINE_BYTES) + 1  # a record seldom begins with a line
+    warm_up, hashes = (
+        array("i", [key_hash(TOPIC.encode(), key.encode()) for key in keys])
+        for keys in workload.keys_to_query(job)
+    )
+    with native.Joined(segments) as log:
+
+        def look_up(times: int, *, in_large_pages: bool) -> list[int]:
+            with contextlib.ExitStack() as mapped:
+                begins = [
+                    mapped.enter_context(native.Joined([path], in_large_pages=in_large_pages)).begin
+                    for path in indexes
+                ]
+                loads = native.LookupFiles.of(
+                    begins, SLOTS_AT, slots, SLOTS_AT + SLOT_BYTES * slots, log.begin, lines
+                )
+                loads.lookup_ns(warm_up)
+                return [round(loads.lookup_ns(hashes)) for _ in range(times)]
+
+        first, again = look_up(2, in_large_pages=False)
+        _, large = look_up(2, in_large_pages=True)
+    return {"c_ns": first, "c_again_ns": again, "c_large_ns": large}
 
 
 def find_new(job: Job) -> Measure:

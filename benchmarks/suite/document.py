@@ -11,6 +11,7 @@ BESIDE = {
     "again_ns": "the same keys again, ns",
     "c_ns": "only loads, in C, ns",
     "c_again_ns": "the same loads again, ns",
+    "c_large_ns": "again, the index in large pages, ns",
     "objects_ns": "only bare objects, ns",
     "p99_us": "99th percentile, µs",
     "disk_mb_per_100k": "disk, MB for 100,000",

@@ -101,17 +101,13 @@ def in_turn(ring: Sequence[Item], count: int) -> list[Item]:
 def timed_queries(job: Job, find: Callable[[Sequence[str]], None], **facts: Any) -> Measure:
     """Times `find` for keys of messages chosen at random, after as many others. RocketMQ's run warms up in the same
     way, and the first queries do not meet the load's writes to the disk."""
-    find(_keys_to_query(job)[0])
-    wanted = queried(job)
+    before, wanted = keys_to_query(job)
+    find(before)
     return timed(len(wanted), lambda: find(wanted), **facts)
 
 
-def queried(job: Job) -> list[str]:
-    """The keys whose queries are timed."""
-    return _keys_to_query(job)[1]
-
-
-def _keys_to_query(job: Job) -> tuple[list[str], list[str]]:
+def keys_to_query(job: Job) -> tuple[list[str], list[str]]:
+    """The keys of the warm-up, and those whose queries are timed."""
     draw, count = random.Random(1), job.options["queries"]
     keys = [keys_of(draw.randrange(job.count), 1)[0] for _ in range(2 * count)]
     return keys[:count], keys[count:]
