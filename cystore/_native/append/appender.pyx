@@ -27,7 +27,9 @@ from cystore._native.layout cimport (
     RECORD_FIXED_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES,
     SYS_FLAG_BORN_HOST_V6, SYS_FLAG_EXPIRES, SYS_FLAG_STORE_HOST_V6, TOPIC_BYTES_MAX, takes_queue_offset
 )
-from cystore._native.record.message cimport Message, PutResult, message_view, put_result
+from cystore._native.record.message cimport (
+    Message, PutArguments, PutResult, given_body, message_view, put_result
+)
 from cystore._native.record.properties cimport (property_buffer, property_room, put_delay, put_expiry, put_properties)
 from cystore._native.append.put cimport (
     FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_EXPIRES_AT_MS, PUT_FLAG,
@@ -54,6 +56,15 @@ cdef int64_t EXPIRES_AT_MAX_MS = 99_999_999_999_999_999  # DUE_TIME_DIGITS
 
 cdef PyObject* NONE = <PyObject*>None
 cdef dict _FLUSHES = {"async": 0, "sync": FLUSH_SYNC, "replicated": FLUSH_REPLICATED}
+
+
+cdef inline void _set_numbers(append_item* item, int32_t flag, int32_t sys_flag, int32_t reconsume_times,
+                              int64_t born_timestamp_ms, int64_t prepared_transaction_offset) noexcept:
+    item.flag = flag
+    item.sys_flag = <int32_t>(<uint32_t>sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6))
+    item.reconsume_times = reconsume_times
+    item.born_timestamp = born_timestamp_ms
+    item.prepared_transaction_offset = prepared_transaction_offset
 
 
 @cython.final
@@ -194,6 +205,13 @@ cdef class Appender(AppendLoop):
 
     cdef int _refuse_size(self, int64_t size) except -1:
         raise MessageIllegalError(f"body: the record has {size} bytes, a whole commit log file {self.file_bytes}")
+
+    cdef inline int _take_given(self, PutArguments given, append_item* item) except -1:
+        """Takes over the arguments that need no check."""
+        _set_numbers(item, given.flag, given.sys_flag, given.reconsume_times, given.born_timestamp_ms,
+                     given.prepared_transaction_offset)
+        set_store_host(item, self.store_host if given.store_host is None else <bytes>given.store_host)
+        return 0
 
     cdef inline int _own_topic(self, object topic, int32_t queue_id, append_item* item) except -1:
         """Like `_topic`, for a topic that the user chose: refuses the topic of waiting messages."""
@@ -365,6 +383,7 @@ cdef class Appender(AppendLoop):
         cdef property_buffer buffer
         cdef Py_ssize_t count, i, room, done = 0, work = 0
         cdef Message message
+        cdef PutArguments given
         cdef record_view view
         cdef bytes host
         cdef list references = []
@@ -389,55 +408,52 @@ cdef class Appender(AppendLoop):
                 if type(entry) is not Message:
                     raise MessageIllegalError(f"messages[{i}]: must be a Message, not {type(entry).__name__}")
                 message = <Message>entry
-                item.flag = message._flag
-                item.sys_flag = <int32_t>(<uint32_t>message._sys_flag
-                                          & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6))
-                item.reconsume_times = message._reconsume_times
-                item.prepared_transaction_offset = message._prepared_transaction_offset
-                set_store_host(item, self.store_host if message._store_host is None else <bytes>message._store_host)
-                if message.stored_properties is not None:
-                    self._topic(message._topic, message._queue_id, item)
-                    item.born_timestamp = message._born_timestamp_ms
-                    item.body = <const uint8_t*>PyBytes_AS_STRING(message._body)
-                    item.body_len = <int32_t>PyBytes_GET_SIZE(message._body)
-                    self._copy_properties(&buffer, item, <const uint8_t*>PyBytes_AS_STRING(message.stored_properties),
-                                          PyBytes_GET_SIZE(message.stored_properties))
-                    host = <bytes>message._born_host
-                    set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
-                elif message.source is None:
-                    if last_topic is None or message._topic is not last_topic:  # else it is a str that `references` has
-                        last_topic = exact_topic(message._topic)
-                        references.append(last_topic)
-                    self._own_topic(last_topic, message._queue_id, item)
-                    item.born_timestamp = message._born_timestamp_ms
-                    body = message._body
-                    if not PyBytes_CheckExact(body):
-                        body = exact_bytes(body)
-                        references.append(body)
-                        work += PyBytes_GET_SIZE(body) >> 10
-                    self._body(body, item)
-                    item.properties_len = put_properties(&buffer, <PyObject*>message._keys, <PyObject*>message._tags,
-                                                          <PyObject*>message._properties,
-                                                          <PyObject*>message._unique_key)
-                    if buffer.expires:
-                        item.sys_flag |= <int32_t>SYS_FLAG_EXPIRES
-                        buffer.expires = False
-                    host = self.store_host if message._born_host is None else <bytes>message._born_host
-                    set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
-                    if self.light_queues_max:
-                        light_check(self.target.block, item, &buffer, self.light_queues_max)
-                    if message._delay_level:
-                        self._delay(message._delay_level, item, &buffer)
-                else:
-                    self._topic(message.topic, message._queue_id, item)
+                given = message.given
+                if given is None:  # a stored message, or one without a topic, which is refused
+                    self._topic(exact_topic(message.topic), message._queue_id, item)
                     view = message_view(message)
-                    item.born_timestamp = view.born_timestamp
+                    _set_numbers(item, view.flag, view.sys_flag, view.reconsume_times, view.born_timestamp,
+                                 view.prepared_transaction_offset)
+                    set_store_host(item, self.store_host)
                     item.body = view.body
                     item.body_len = view.body_len
                     self._copy_properties(&buffer, item, view.properties, view.properties_len)
                     if self.light_queues_max:
                         light_check(self.target.block, item, &buffer, self.light_queues_max)
                     set_born_host(item, view.born_host, view.born_host_len)
+                elif given.stored_properties is not None:
+                    self._take_given(given, item)
+                    self._topic(message._topic, message._queue_id, item)
+                    item.body = <const uint8_t*>PyBytes_AS_STRING(<object>message._body)
+                    item.body_len = <int32_t>PyBytes_GET_SIZE(<object>message._body)
+                    self._copy_properties(&buffer, item, <const uint8_t*>PyBytes_AS_STRING(given.stored_properties),
+                                          PyBytes_GET_SIZE(given.stored_properties))
+                    host = <bytes>given.born_host
+                    set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
+                else:
+                    self._take_given(given, item)
+                    if last_topic is None or message._topic is not last_topic:  # else it is a str that `references` has
+                        last_topic = exact_topic(message._topic)
+                        references.append(last_topic)
+                    self._own_topic(last_topic, message._queue_id, item)
+                    body = given_body(message)
+                    if not PyBytes_CheckExact(body):
+                        body = exact_bytes(body)
+                        references.append(body)
+                        work += PyBytes_GET_SIZE(body) >> 10
+                    self._body(body, item)
+                    item.properties_len = put_properties(&buffer, <PyObject*>message._keys, <PyObject*>given.tags,
+                                                          <PyObject*>message._properties,
+                                                          <PyObject*>given.unique_key)
+                    if buffer.expires:
+                        item.sys_flag |= <int32_t>SYS_FLAG_EXPIRES
+                        buffer.expires = False
+                    host = self.store_host if given.born_host is None else <bytes>given.born_host
+                    set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
+                    if self.light_queues_max:
+                        light_check(self.target.block, item, &buffer, self.light_queues_max)
+                    if given.delay_level:
+                        self._delay(given.delay_level, item, &buffer)
                 self._finish(item)
                 buffer.length += light_room(item)
                 work += 1 + (item.properties_len >> 10)

@@ -1,3 +1,5 @@
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from cystore._native.memory.mapping cimport MappedFile
@@ -13,17 +15,36 @@ cdef class PutResult:
     cdef readonly int32_t size_bytes
 
 
+# Arguments of a put that a stored message has in its record.
+cdef class PutArguments:
+    cdef object tags, unique_key, born_host, store_host
+    cdef int32_t flag, sys_flag, reconsume_times, delay_level
+    cdef bytes stored_properties    # the whole property string, in the place of keys, tags and properties
+    cdef int64_t born_timestamp_ms, prepared_transaction_offset
+
+
 cdef class Message:
     # A stored message points into `source` (a MappedFile, a memoryview of it, or bytes) and keeps it alive. A message
-    # to be put has no source.
+    # to be put has no source; with a topic it has `given`. Few fields: all are cleared when a message is made and freed.
     cdef object source
     cdef const uint8_t* start
     cdef record_parts parts
-    cdef object _topic, _body, _keys, _tags, _properties, _unique_key, _born_host, _store_host
-    cdef int32_t _queue_id, _flag, _sys_flag, _reconsume_times, _delay_level
-    # of a message to be put: the whole property string, in the place of keys, tags and properties
-    cdef bytes stored_properties
-    cdef int64_t _born_timestamp_ms, _prepared_transaction_offset
+    cdef int32_t _queue_id
+    cdef PyObject* _body            # a reference, or NULL. Of a stored message: its view, which may be used again
+    cdef object _topic, _keys, _properties
+    cdef PutArguments given
+
+
+cdef inline object given_body(Message message):
+    """The body that a message to be put was given."""
+    return None if message._body == NULL else <object>message._body
+
+
+cdef inline void give_body(Message message, object body):
+    """Sets the body of a new message to be put."""
+    Py_INCREF(body)
+    message._body = <PyObject*>body
+
 
 cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t size_bytes, int64_t store_timestamp_ms)
 # The message whose record begins at `at` in a mapped file; at most `limit` bytes belong to it. `verified`: its
@@ -33,6 +54,8 @@ cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bi
 cdef Message found_message(LogWindow window, int64_t offset)
 # The same for a record that the kernel has read at `start`. None: the window has dropped that mapping since.
 cdef Message seen_message(LogWindow window, int64_t offset, const uint8_t* start, const record_parts* parts)
+# The same for a record that lies in the memory of `view`.
+cdef Message message_in(object view, const uint8_t* start, const record_parts* parts)
 
 
 cdef inline record_view message_view(Message message) noexcept:

@@ -2,10 +2,13 @@
 
 cimport cython
 from cpython.buffer cimport PyObject_CheckBuffer
-from cpython.memoryview cimport PyMemoryView_FromObject
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
 
-from cystore._native.layout cimport BLANK_SIZE_MIN, RECORD_MAGIC_BLANK, RECORD_MAGIC_CYSTORE, record_magic
+from cystore._native.layout cimport (
+    BLANK_SIZE_MIN, RECORD_MAGIC_BLANK, RECORD_MAGIC_CYSTORE, record_magic, record_queue_id
+)
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.argument_checks cimport exact_text, exact_whole
 from cystore._native.record.property_read cimport property_next, property_view
@@ -15,8 +18,9 @@ from cystore._native.record.record_view cimport (
 )
 from cystore._native.record.window cimport LogWindow, segment_view
 
-cdef extern from "Python.h":
-    Py_buffer* PyMemoryView_GET_BUFFER(object view)
+cdef extern from "body_view.h":
+    PyObject* body_view(PyObject* source, const uint8_t* start, Py_ssize_t length) except NULL
+    void body_view_free(PyObject* view)
 
 import ipaddress
 from functools import lru_cache
@@ -76,15 +80,6 @@ cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t
     return result
 
 
-cdef object _part_of(object source, const uint8_t* start, Py_ssize_t length):
-    """A memoryview of some bytes of `source`. It narrows a view of the whole: a slice would make three more objects."""
-    cdef object view = PyMemoryView_FromObject(source)
-    cdef Py_buffer* buffer = PyMemoryView_GET_BUFFER(view)
-    buffer.buf = <void*>start
-    buffer.len = buffer.shape[0] = length
-    return view
-
-
 def place_of(Message message not None):
     """The place of a message that was read, as its put returned it."""
     return put_result(message.physical_offset, message.queue_offset, message.size_bytes, message.store_timestamp_ms)
@@ -101,6 +96,21 @@ cdef dict _with_expiry(object properties, object expires_at_ms):
         raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__}") from None
     found["EXPIRES_AT_MS"] = str(_whole("expires_at_ms", expires_at_ms, 1, 99_999_999_999_999_999))
     return found
+
+
+@cython.auto_pickle(False)
+@cython.final
+@cython.no_gc
+cdef class PutArguments:
+    """What a message to be put was given, beside its topic, queue, body, keys and properties."""
+
+
+cdef PutArguments _nothing_given = PutArguments.__new__(PutArguments)
+
+
+cdef inline PutArguments _given(Message message):
+    """The arguments of a message to be put, or of a message that was never initialized."""
+    return _nothing_given if message.given is None else message.given
 
 
 # The garbage collector does not look for cycles through messages: no text, bytes or view in one leads back to it.
@@ -121,29 +131,39 @@ cdef class Message:
     are None. Source: MessageExt, MessageDecoder.
     """
 
+    def __dealloc__(self):
+        if self._body != NULL:
+            if self.source is not None:
+                body_view_free(self._body)
+            else:
+                Py_DECREF(<object>self._body)
+
     def __init__(self, *, topic, body, queue_id=0, keys=(), tags=None, properties=None, flag=0, sys_flag=0,
                  born_timestamp_ms=None, born_host=None, store_host=None, reconsume_times=0,
                  prepared_transaction_offset=0, unique_key=None, delay_level=0, expires_at_ms=None):
-        if self._topic is not None or self.source is not None:  # a put may be reading from its objects
+        cdef PutArguments given
+        # A put may be reading from its objects.
+        if self._topic is not None or self._body != NULL or self.source is not None:
             raise MessageIllegalError("a message is made once: make another one")
+        given = self.given = PutArguments.__new__(PutArguments)
         self._topic = exact_text("topic", topic, MessageIllegalError)
-        self._body = body
+        give_body(self, body)
         self._keys = keys
-        self._tags = tags
         self._properties = properties if expires_at_ms is None else _with_expiry(properties, expires_at_ms)
-        self._unique_key = unique_key
         self._queue_id = <int32_t>_whole("queue_id", queue_id, 0, 0x7FFFFFFF)
-        self._delay_level = <int32_t>_whole("delay_level", delay_level, 0, 0x7FFFFFFF)
-        self._flag = <int32_t>_whole("flag", flag, -0x80000000, 0x7FFFFFFF)
-        self._sys_flag = <int32_t>_whole("sys_flag", sys_flag, -0x80000000, 0x7FFFFFFF)
-        self._reconsume_times = <int32_t>_whole("reconsume_times", reconsume_times, -0x80000000, 0x7FFFFFFF)
-        self._prepared_transaction_offset = _whole(
+        given.tags = tags
+        given.unique_key = unique_key
+        given.delay_level = <int32_t>_whole("delay_level", delay_level, 0, 0x7FFFFFFF)
+        given.flag = <int32_t>_whole("flag", flag, -0x80000000, 0x7FFFFFFF)
+        given.sys_flag = <int32_t>_whole("sys_flag", sys_flag, -0x80000000, 0x7FFFFFFF)
+        given.reconsume_times = <int32_t>_whole("reconsume_times", reconsume_times, -0x80000000, 0x7FFFFFFF)
+        given.prepared_transaction_offset = _whole(
             "prepared_transaction_offset", prepared_transaction_offset, INT64_MIN, INT64_MAX)
-        self._born_timestamp_ms = _whole(
+        given.born_timestamp_ms = _whole(
             "born_timestamp_ms", -1 if born_timestamp_ms is None else born_timestamp_ms, INT64_MIN, INT64_MAX)
-        self._born_host = None if born_host is None else encode_host(
+        given.born_host = None if born_host is None else encode_host(
             exact_text("born_host", born_host, MessageIllegalError), "born_host")
-        self._store_host = None if store_host is None else encode_host(
+        given.store_host = None if store_host is None else encode_host(
             exact_text("store_host", store_host, MessageIllegalError), "store_host")
 
     @property
@@ -173,16 +193,21 @@ cdef class Message:
 
     @property
     def body(self):
-        if self._body is None and self.source is not None:
-            self._body = _part_of(self.source, self.start + self.parts.body_at, self.parts.body_len)
-        return self._body
+        cdef PyObject* view
+        if self._body == NULL and self.source is not None:
+            view = body_view(<PyObject*>self.source, self.start + self.parts.body_at, self.parts.body_len)
+            if self._body == NULL:
+                self._body = view
+            else:  # the garbage collector ran code that asked for the body, too
+                Py_DECREF(<object>view)
+        return given_body(self)
 
     @property
     def properties(self):
         if self.source is not None and self._properties is None:
             self._properties = MappingProxyType(parse_properties(self.properties_bytes))
         elif self._properties is None:
-            self._properties = MappingProxyType(parse_properties(self.stored_properties or b""))
+            self._properties = MappingProxyType(parse_properties(_given(self).stored_properties or b""))
         return self._properties
 
     @property
@@ -193,16 +218,16 @@ cdef class Message:
 
     @property
     def tags(self):
-        return self._tags if self.source is None else self.properties.get("TAGS")
+        return _given(self).tags if self.source is None else self.properties.get("TAGS")
 
     @property
     def unique_key(self):
-        return self._unique_key if self.source is None else self.properties.get("UNIQ_KEY")
+        return _given(self).unique_key if self.source is None else self.properties.get("UNIQ_KEY")
 
     @property
     def delay_level(self):
         """The delay level that the put asked for; 0: none. A delivered message keeps it."""
-        return self._delay_level if self.source is None else delay_level_of(self.properties)
+        return _given(self).delay_level if self.source is None else delay_level_of(self.properties)
 
     @property
     def expires_at_ms(self):
@@ -221,17 +246,17 @@ cdef class Message:
 
     @property
     def flag(self):
-        return self._flag
+        return _given(self).flag if self.source is None else message_view(self).flag
 
     @property
     def sys_flag(self):
-        return self._sys_flag
+        return _given(self).sys_flag if self.source is None else self.parts.sys_flag
 
     @property
     def born_timestamp_ms(self):
         if self.source is not None:
             return message_view(self).born_timestamp
-        return None if self._born_timestamp_ms == -1 else self._born_timestamp_ms
+        return None if _given(self).born_timestamp_ms == -1 else _given(self).born_timestamp_ms
 
     @property
     def store_timestamp_ms(self):
@@ -243,7 +268,7 @@ cdef class Message:
         if self.source is not None:
             view = message_view(self)
             return decode_host(view.born_host[:view.born_host_len])
-        return None if self._born_host is None else decode_host(self._born_host)
+        return None if _given(self).born_host is None else decode_host(_given(self).born_host)
 
     @property
     def store_host(self):
@@ -251,15 +276,17 @@ cdef class Message:
         if self.source is not None:
             view = message_view(self)
             return decode_host(view.store_host[:view.store_host_len])
-        return None if self._store_host is None else decode_host(self._store_host)
+        return None if _given(self).store_host is None else decode_host(_given(self).store_host)
 
     @property
     def reconsume_times(self):
-        return self._reconsume_times
+        return _given(self).reconsume_times if self.source is None else message_view(self).reconsume_times
 
     @property
     def prepared_transaction_offset(self):
-        return self._prepared_transaction_offset
+        if self.source is None:
+            return _given(self).prepared_transaction_offset
+        return message_view(self).prepared_transaction_offset
 
     @property
     def body_crc(self):
@@ -274,16 +301,20 @@ cdef class Message:
 
     def __reduce__(self):
         """A copy owns its bytes: the whole record of a stored message, or the arguments of a message to be put."""
+        cdef PutArguments given
         if self.source is not None:
             return _rebuild_stored, (self.start[:self.parts.total_size],)
-        body = bytes(memoryview(self._body)) if PyObject_CheckBuffer(self._body) else self._body
+        given = _given(self)
+        body = given_body(self)
+        if PyObject_CheckBuffer(body):
+            body = bytes(memoryview(body))
         properties = dict(self._properties) if isinstance(self._properties, MappingProxyType) else self._properties
         return _rebuild_given, (
-            self._topic, body, self._keys, self._tags, properties, self._unique_key, self._born_host, self._store_host,
-            self.stored_properties,
-            self._queue_id, self._flag, self._sys_flag, self._reconsume_times, self._delay_level,
-            self._born_timestamp_ms,
-            self._prepared_transaction_offset)
+            self._topic, body, self._keys, given.tags, properties, given.unique_key, given.born_host, given.store_host,
+            given.stored_properties,
+            self._queue_id, given.flag, given.sys_flag, given.reconsume_times, given.delay_level,
+            given.born_timestamp_ms,
+            given.prepared_transaction_offset)
 
     def __repr__(self):
         if self.source is None:
@@ -296,18 +327,17 @@ cdef Message _refuse(int status, int64_t where, str path):
     raise CorruptRecordError(f"the record is damaged: {STATUS_NAMES[status]}", path=path, offset=where)
 
 
+cdef Message message_in(object view, const uint8_t* start, const record_parts* parts):
+    return _message(view, start, parts)
+
+
 cdef inline Message _message(object source, const uint8_t* start, const record_parts* parts):
     """The message of a verified record at `start`, in memory that `source` keeps."""
     cdef Message message = Message.__new__(Message)
-    cdef record_view view = view_of(start, parts)
     message.source = source
     message.start = start
     message.parts = parts[0]
-    message._queue_id = view.queue_id
-    message._flag = view.flag
-    message._sys_flag = view.sys_flag
-    message._reconsume_times = view.reconsume_times
-    message._prepared_transaction_offset = view.prepared_transaction_offset
+    message._queue_id = record_queue_id(start)
     return message
 
 
@@ -338,12 +368,15 @@ def _rebuild_given(str topic not None, body, keys, tags, properties, unique_key,
                    bytes stored_properties, int32_t queue_id, int32_t flag, int32_t sys_flag, int32_t reconsume_times,
                    int32_t delay_level, int64_t born_timestamp_ms, int64_t prepared_transaction_offset):
     cdef Message message = Message.__new__(Message)
-    message._topic, message._body, message._keys, message._tags = topic, body, keys, tags
-    message._properties, message._unique_key = properties, unique_key
-    message._born_host, message._store_host, message.stored_properties = born_host, store_host, stored_properties
-    message._queue_id, message._flag, message._sys_flag = queue_id, flag, sys_flag
-    message._reconsume_times, message._delay_level = reconsume_times, delay_level
-    message._born_timestamp_ms, message._prepared_transaction_offset = born_timestamp_ms, prepared_transaction_offset
+    cdef PutArguments given = PutArguments.__new__(PutArguments)
+    message.given = given
+    give_body(message, body)
+    message._topic, message._keys, message._properties = topic, keys, properties
+    message._queue_id = queue_id
+    given.tags, given.unique_key, given.stored_properties = tags, unique_key, stored_properties
+    given.born_host, given.store_host = born_host, store_host
+    given.flag, given.sys_flag, given.reconsume_times, given.delay_level = flag, sys_flag, reconsume_times, delay_level
+    given.born_timestamp_ms, given.prepared_transaction_offset = born_timestamp_ms, prepared_transaction_offset
     return message
 
 
@@ -398,21 +431,23 @@ def due_message(Message source not None, str topic not None, int32_t queue_id, b
     and body come from the source (ScheduleMessageService.messageTimeup). So do `reconsume_times` and `sys_flag`, unless
     the caller gives them."""
     cdef Message message = Message.__new__(Message)
+    cdef PutArguments given = PutArguments.__new__(PutArguments)
     cdef record_view view
     if source.source is None:
         raise MessageIllegalError("the source must be a stored message")
     view = message_view(source)
+    message.given = given
     message._topic = topic
     message._queue_id = queue_id
-    message.stored_properties = properties
-    message._body = bytes(source.body)
-    message._flag = source._flag
-    message._sys_flag = source._sys_flag if sys_flag < 0 else sys_flag
-    message._prepared_transaction_offset = prepared_transaction_offset
-    message._reconsume_times = source._reconsume_times if reconsume_times < 0 else reconsume_times
-    message._born_timestamp_ms = view.born_timestamp
-    message._born_host = view.born_host[:view.born_host_len]
-    message._store_host = view.store_host[:view.store_host_len]
+    give_body(message, bytes(source.body))
+    given.stored_properties = properties
+    given.flag = view.flag
+    given.sys_flag = view.sys_flag if sys_flag < 0 else sys_flag
+    given.prepared_transaction_offset = prepared_transaction_offset
+    given.reconsume_times = view.reconsume_times if reconsume_times < 0 else reconsume_times
+    given.born_timestamp_ms = view.born_timestamp
+    given.born_host = view.born_host[:view.born_host_len]
+    given.store_host = view.store_host[:view.store_host_len]
     return message
 
 

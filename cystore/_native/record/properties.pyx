@@ -18,7 +18,7 @@ from cystore._native.record.property_read cimport (
     DUE_TIME_DIGITS, light_begin, light_next, light_place, light_queues, property_find, property_view
 )
 from cystore._native.record.argument_checks cimport exact_bytes, exact_text
-from cystore._native.record.message cimport Message
+from cystore._native.record.message cimport Message, PutArguments, give_body, given_body
 from cystore._native.record.record_read cimport topic_valid
 from cystore._native.record.record_view cimport record_view
 
@@ -274,6 +274,8 @@ def message_for_topic(Message message not None, str topic not None, int32_t queu
     cdef uint8_t[SHORT] room
     cdef Py_ssize_t length = 0
     cdef Message copy = Message.__new__(Message)
+    cdef PutArguments put = PutArguments.__new__(PutArguments)
+    cdef PutArguments given = message.given
     cdef str name = exact_text("topic", message._topic, MessageIllegalError)
     cdef const char* own = PyUnicode_AsUTF8AndSize(name, &length)
     if message.source is not None:
@@ -287,18 +289,19 @@ def message_for_topic(Message message not None, str topic not None, int32_t queu
     buffer.capacity = SHORT
     buffer.on_heap = buffer.expires = False
     try:
-        put_properties(&buffer, <PyObject*>message._keys, <PyObject*>message._tags, <PyObject*>message._properties,
-                       <PyObject*>message._unique_key)
+        put_properties(&buffer, <PyObject*>message._keys, <PyObject*>given.tags, <PyObject*>message._properties,
+                       <PyObject*>given.unique_key)
         own_properties = (<const char*>buffer.start)[:buffer.length]
     finally:
         if buffer.on_heap:
             free(buffer.start)
-    copy.stored_properties = b"\x02".join([each for each in (own_properties, notes) if each])
+    copy.given = put
     copy._topic, copy._queue_id = topic, queue_id
-    copy._body = exact_bytes(message._body)
-    copy._flag, copy._sys_flag = message._flag, message._sys_flag
-    copy._reconsume_times = message._reconsume_times
-    copy._born_timestamp_ms = message._born_timestamp_ms
-    copy._born_host = host if message._born_host is None else message._born_host
-    copy._store_host = message._store_host
+    give_body(copy, exact_bytes(given_body(message)))
+    put.stored_properties = b"\x02".join([each for each in (own_properties, notes) if each])
+    put.flag, put.sys_flag = given.flag, given.sys_flag
+    put.reconsume_times = given.reconsume_times
+    put.born_timestamp_ms = given.born_timestamp_ms
+    put.born_host = host if given.born_host is None else given.born_host
+    put.store_host = given.store_host
     return copy
