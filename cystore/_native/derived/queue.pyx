@@ -24,13 +24,14 @@ from cystore._native.memory.atomics cimport load_i64, load_u32, prefetch_for_rea
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.message cimport Message, found_message, seen_message, stored_message
+from cystore._native.record.message cimport Message, found_message, message_in, seen_message, stored_message
 from cystore._native.record.property_read cimport light_offset, property_find, property_view
 from cystore._native.record.record cimport java_hash
 from cystore._native.record.record_read cimport parts_of, record_at, record_intact
 from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view, same_text
 from cystore._native.record.window cimport (
-    LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_bytes, window_prefetch
+    LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, segment_view, window_bytes,
+    window_prefetch
 )
 from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
 from cystore.errors import CorruptRecordError, MessageIllegalError, StoreResourceError
@@ -379,13 +380,25 @@ cdef int selection_room(selection* s, LogWindow window) except -1:
 cdef list selected_messages(selection* s, LogWindow window):
     cdef int32_t i
     cdef const chosen_record* chosen
+    cdef segment_view segment       # of the last message
+    cdef int place
     cdef Message message
+    cdef object view = None         # of that segment
     cdef list out = PyList_New(s.found)
+    segment.base = segment.end = 0
+    segment.address = NULL
     for i in range(s.found):
         chosen = &s.chosen[i]
-        message = seen_message(window, chosen.physical_offset, chosen.start, &chosen.parts)
-        if message is None:
-            message = found_message(window, chosen.physical_offset)
+        if segment.base <= chosen.physical_offset < segment.end \
+                and segment.address + (chosen.physical_offset - segment.base) == chosen.start:
+            message = message_in(view, chosen.start, &chosen.parts)
+        else:
+            place = window.place_of(chosen.physical_offset)
+            if place >= 0:
+                segment, view = window.c.segments[place], window.views[place]
+            message = seen_message(window, chosen.physical_offset, chosen.start, &chosen.parts)
+            if message is None:
+                message = found_message(window, chosen.physical_offset)
         Py_INCREF(message)
         PyList_SET_ITEM(out, i, message)
     return out
