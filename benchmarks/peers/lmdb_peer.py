@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import lmdb
@@ -76,6 +77,27 @@ def get(job: Job) -> Measure:
         with env.begin(db=records) as transaction:
             found = sum(1 for _ in transaction.cursor().iternext(keys=False))
             assert found == job.count
+
+    measure = workload.timed(job.count, work)
+    env.close()
+    return measure
+
+
+def get_bodies(job: Job) -> Measure:
+    """From one end to the other, `batch` records in each transaction; the length of each is looked at."""
+    env = _fill(job)
+    records = env.open_db(b"records")
+    least = job.body_bytes
+
+    def work() -> None:
+        pack, begin = NUMBER.pack, env.begin
+        for start in range(0, job.count, job.batch):
+            with begin(db=records) as transaction:
+                cursor = transaction.cursor()
+                cursor.set_key(pack(start))
+                for value in islice(cursor.iternext(keys=False), job.batch):
+                    if len(value) < least:
+                        raise RuntimeError(f"another record at {start}")
 
     measure = workload.timed(job.count, work)
     env.close()

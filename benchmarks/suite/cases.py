@@ -220,6 +220,7 @@ CELERY = (
 READER = Contestant(OURS, "cystore_read")
 READS = {"queries": 100_000}
 LMDB_READ = Contestant(LMDB_BEST.label, "lmdb", overrides={"options": {**READS, "best": True}})
+LMDB_BATCHES = Contestant("LMDB, a transaction for each batch", "lmdb", overrides={"options": {"best": True}})
 READ_CASES = (
     Case(
         "get-new",
@@ -274,8 +275,16 @@ READ_CASES = (
             READER,
             Contestant("RocketMQ, messages decoded", "rocketmq", overrides={"case": "get_decoded"}),
             Contestant(LMDB_BEST.label, "lmdb", overrides={"case": "get", "options": {"best": True}}),
+            LMDB_BATCHES,
+            Contestant("cystore, raw=True", "cystore", overrides={"case": "get_raw"}),
+            Contestant("a bare memoryview", "cystore_read", overrides={"case": "bare_views"}),
+            Contestant("checksum of the record", "memory", overrides={"case": "checksum_pieces"}),
         ),
-        (Goal("RocketMQ, messages decoded", 1.5), Goal(LMDB_BEST.label, 1.0)),
+        (
+            Goal("RocketMQ, messages decoded", 1.5),
+            Goal(LMDB_BEST.label, 1.0),
+            Goal(LMDB_BATCHES.label, 1.0),
+        ),
     ),
     Case(
         "get-read-only",
