@@ -25,7 +25,8 @@ cdef class PutArguments:
 
 cdef class Message:
     # A stored message points into `source` (a MappedFile, a memoryview of it, or bytes) and keeps it alive. A message
-    # to be put has no source; with a topic it has `given`. Few fields: all are cleared when a message is made and freed.
+    # to be put has no source; with a topic it has `given`. It has few fields: each is cleared when a message is made
+    # and when it is freed.
     cdef object source
     cdef const uint8_t* start
     cdef record_parts parts

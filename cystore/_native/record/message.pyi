@@ -20,6 +20,9 @@ class PutResult:
     def __hash__(self) -> int: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
 
+@final
+class PutArguments: ...
+
 # The types are those of a stored message; on one that is to be put, what the store will give is None.
 @final
 class Message:
