@@ -141,10 +141,12 @@ def replicated_ns(folder: Path, writers: int, count: int, record_bytes: int, *, 
     return int(_run("replicated", folder, writers, count, record_bytes, int(syncs)))
 
 
-def shipped_ns(folder: Path, count: int, record_bytes: int, put_ns: int) -> list[list[int]]:
-    """Nanoseconds of a round of puts in bare C, without a slave and beside one (shipped.c): in all, on a processor, and
-    ready for one."""
-    lines = _run("shipped", folder, count, record_bytes, put_ns).splitlines()
+def shipped_ns(
+    folder: Path, count: int, record_bytes: int, put_ns: int, rounds: int, pace: int
+) -> list[list[int]]:
+    """Nanoseconds of pairs of rounds of puts in bare C (shipped.c): three of a round without a slave, which are in all,
+    on a processor, and ready for one, and the same beside a slave. `pace`: puts a second, 0 for no limit."""
+    lines = _run("shipped", folder, count, record_bytes, put_ns, rounds, pace).splitlines()
     return [[int(ns) for ns in line.split()] for line in lines]
 
 

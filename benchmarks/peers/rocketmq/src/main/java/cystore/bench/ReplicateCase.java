@@ -12,50 +12,60 @@ import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.config.BrokerRole;
 
 /**
- * HAService on loopback, master and slave in one JVM, both dispatching. `ship`: puts of one thread without a slave, the
- * backlog that a new slave then gets, and puts beside it until it has them. `replicated`: puts of many threads that wait for
- * the master's disk and for the slave.
+ * HAService on loopback, master and slave in one JVM, both dispatching. `ship`: the backlog that a new slave gets, and puts
+ * of one thread beside it until it has them, in turns with puts into a store without a slave. `replicated`: puts of many
+ * threads that wait for the master's disk and for the slave.
  */
 final class ReplicateCase {
     private static final int ROUNDS = 3;
+    private static final int ROUNDS_BEFORE = 3;
     private static final long LOOK_NANOS = 50_000;
     private static final int SLAVE_TIMEOUT_MS = 60_000;
 
     private ReplicateCase() {
     }
 
-    static JSONObject ship(File root, int count, Options options) throws IOException {
+    static JSONObject ship(File root, int count, Options options) throws IOException, InterruptedException {
         Load load = new Load(options.integer("body-bytes", 1024), options.integer("keys", 1));
-        JSONObject settings = Peer.settings(options, load.bytes((2L * ROUNDS + 1) * count));
+        int rounds = options.integer("rounds", ROUNDS);
+        JSONObject settings = Peer.settings(options, load.bytes((long) (ROUNDS_BEFORE + rounds) * count));
         options.allKnown();
         int port = freePort();
+        DefaultMessageStore alone = master(new File(root, "alone"), settings, 0, BrokerRole.ASYNC_MASTER);
         DefaultMessageStore master = master(root, settings, port, BrokerRole.ASYNC_MASTER);
-        load.fill(master, 0, count);
-        long[] alone = new long[ROUNDS];
-        for (int round = 0; round < ROUNDS; round++) {
-            alone[round] = puts(load, master, count);
+        for (DefaultMessageStore store : new DefaultMessageStore[] {alone, master}) {
+            load.fill(store, 0, ROUNDS_BEFORE * count);
         }
+        Peer.waitAllocated();
         DefaultMessageStore slave = slave(root, settings, port);
         long begin = reach(slave, 1);
         long start = System.nanoTime();
         long bytes = reach(slave, master.getMaxPhyOffset()) - begin;
         long backlogNanos = System.nanoTime() - start;
-        long[] beside = new long[ROUNDS];
-        long[] shipped = new long[ROUNDS];
-        for (int round = 0; round < ROUNDS; round++) {
-            start = System.nanoTime();
-            beside[round] = puts(load, master, count);
-            reach(slave, master.getMaxPhyOffset());
-            shipped[round] = System.nanoTime() - start;
+        long[] aloneNanos = new long[rounds];
+        long[] besideNanos = new long[rounds];
+        long[] shippedNanos = new long[rounds];
+        for (int turn = 0; turn < 2 * rounds; turn++) {
+            settle(alone, master, slave);
+            int round = turn / 2;
+            if ((turn + round) % 2 == 0) {
+                aloneNanos[round] = puts(load, alone, count);
+            } else {
+                start = System.nanoTime();
+                besideNanos[round] = puts(load, master, count);
+                reach(slave, master.getMaxPhyOffset());
+                shippedNanos[round] = System.nanoTime() - start;
+            }
         }
         JSONObject result = new JSONObject(true);
         result.put("config", settings);
         result.put("backlog_bytes_per_s", bytes * 1e9 / backlogNanos);
-        Peer.rate(result, "alone_", count, Peer.median(alone));
-        Peer.rate(result, "beside_", count, Peer.median(beside));
-        Peer.rate(result, "", count, Peer.median(shipped));
+        result.put("alone_ns", aloneNanos);
+        result.put("beside_ns", besideNanos);
+        result.put("shipped_ns", shippedNanos);
         Stores.close(slave);
         Stores.close(master);
+        Stores.close(alone);
         return result;
     }
 
@@ -86,6 +96,15 @@ final class ReplicateCase {
         Stores.close(slave);
         Stores.close(master);
         return result;
+    }
+
+    /** Everything is done: the slave has all, and all is dispatched. */
+    private static void settle(DefaultMessageStore alone, DefaultMessageStore master, DefaultMessageStore slave)
+        throws InterruptedException {
+        reach(slave, master.getMaxPhyOffset());
+        for (DefaultMessageStore store : new DefaultMessageStore[] {alone, master, slave}) {
+            Stores.waitDispatched(store);
+        }
     }
 
     private static long puts(Load load, DefaultMessageStore store, int count) {
