@@ -23,6 +23,8 @@ cdef enum:
     SLAVES_MAX = 64
     REPORTS_BYTES = 4096        # received at once
     TURN_BYTES = 4 << 20        # shipped to one slave before the others get their turn
+    WANTED_BYTES = 1 << 20      # of appends between two looks: a turn costs both sides a wake-up
+    MOST_LOOKS = 4
 cdef int64_t NS_PER_MS = 1_000_000
 
 
@@ -163,8 +165,9 @@ def serve(Control control not None, list slaves not None, int bell, int listener
           int64_t turn_ms, key, flushed=None):
     """Ships to the slaves, and takes their reports, for `turn_ms`; returns before that if the caller has to do
     something. It looks for appends every `wait_ms`, and at once when `bell` has a byte. `listener`: the caller accepts
-    what arrives there. `key` is woken after a report, whose position is published as `replicated`; None: the caller
-    publishes, after a report, and when the flushed position is not `flushed` any more, unless that is None."""
+    what arrives there. `key` is woken after a report, whose position is published as `replicated`; then the looks are
+    up to MOST_LOOKS times as far apart while few bytes come. None: the caller publishes, after a report, and when the
+    flushed position is not `flushed` any more, unless that is None."""
     cdef control_block* block = control.checked()
     cdef PyObject* flows[SLAVES_MAX]
     cdef Py_ssize_t count = len(slaves), i
@@ -184,33 +187,47 @@ cdef void _serve(control_block* block, PyObject** flows, Py_ssize_t count, int b
                  int64_t wait_ms, int64_t turn_ms, bint publishes, uint32_t key, int64_t flushed) noexcept nogil:
     cdef pollfd[SLAVES_MAX + 2] waited
     cdef uint8_t[64] rings
-    cdef int64_t until_ns = monotonic_ns() + turn_ms * NS_PER_MS, best, before, sleep_ms
+    cdef int64_t now_ns = monotonic_ns(), until_ns = now_ns + turn_ms * NS_PER_MS, looked_ns = 0, due_ns = now_ns
+    cdef int64_t least_ns = wait_ms * NS_PER_MS, look_ns, shipped, best, before, sleep_ms
     cdef Py_ssize_t i
     cdef State state
-    cdef bint more, moved
+    cdef bint more = False, moved
     waited[count].fd, waited[count].events = bell, POLLIN
     waited[count + 1].fd, waited[count + 1].events = listener, POLLIN
     while True:
-        more = False
-        for i in range(count):
-            state = (<Outflow>flows[i]).ship(block, file_bytes)
-            if state == IS_ODD:
-                return
-            more |= state == HAS_MORE
-            waited[i].fd = (<Outflow>flows[i]).socket
-            waited[i].events = POLLIN | POLLOUT if state == IS_FULL else POLLIN
-        sleep_ms = (until_ns - monotonic_ns()) // NS_PER_MS + 1
+        if now_ns >= due_ns:
+            more, shipped = False, 0
+            for i in range(count):
+                before = (<Outflow>flows[i]).at
+                state = (<Outflow>flows[i]).ship(block, file_bytes)
+                if state == IS_ODD:
+                    return
+                shipped = max(shipped, (<Outflow>flows[i]).at - before)
+                more |= state == HAS_MORE
+                waited[i].fd = (<Outflow>flows[i]).socket
+                waited[i].events = POLLIN | POLLOUT if state == IS_FULL else POLLIN
+            look_ns = least_ns
+            if looked_ns and publishes:  # else the caller looks at the flushed position, too
+                look_ns = (now_ns - looked_ns) * <int64_t>WANTED_BYTES // max(shipped, 1)
+                look_ns = min(max(look_ns, least_ns), MOST_LOOKS * least_ns)
+            looked_ns, due_ns = now_ns, now_ns if more else now_ns + look_ns
+        now_ns = monotonic_ns()
+        sleep_ms = (until_ns - now_ns) // NS_PER_MS + 1
         if sleep_ms <= 0 or (not publishes and 0 <= flushed != load_i64(&block.flushed)):
             return
-        if poll(waited, count + 2, 0 if more else <int>min(sleep_ms, wait_ms)) < 0:
+        if poll(waited, count + 2, <int>min(sleep_ms, max(due_ns - now_ns + NS_PER_MS - 1, 0) // NS_PER_MS)) < 0:
             return  # a signal
+        now_ns = monotonic_ns()
         if waited[count].revents:
             take(bell, rings, 64)
+            due_ns = now_ns
         best, moved = 0, False
         for i in range(count):
             before = (<Outflow>flows[i]).acknowledged
             if waited[i].revents & ~POLLOUT and not (<Outflow>flows[i]).hear(block):
                 return
+            if waited[i].revents & POLLOUT:
+                due_ns = now_ns
             moved |= (<Outflow>flows[i]).acknowledged != before
             best = max(best, (<Outflow>flows[i]).acknowledged)
         if waited[count + 1].revents:
