@@ -24,6 +24,7 @@ from tests.oracle.record import Blank, NotValid, Record, parse
 from tests.oracle.recovery import next_valid
 from tests.property.test_ext import oracle_read
 from tests.property.test_log_walk import kernel_find, kernel_walk, oracle_walk
+from tests.property.test_transfer import check_copies
 from tests.support.property.column_rows import NAMES, read_file
 
 NUMBERS = (
@@ -90,6 +91,8 @@ def run_message(data: bytes) -> None:
         same("properties", dict(found.properties), expected.properties)
         same("keys", found.keys, expected.keys)
     same("hosts", len(found.born_host) > 0 and len(found.store_host) > 0, True)
+    if SURROGATE not in expected.raw_properties:
+        check_copies(found, expected)
 
 
 def run_filter(data: bytes) -> None:

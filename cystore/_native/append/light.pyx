@@ -11,7 +11,7 @@ from cystore._native.layout cimport (
 from cystore._native.memory.atomics cimport load_i64, load_u32, store_i64
 from cystore._native.memory.locks cimport control_wake_queue
 from cystore._native.memory.queue_table cimport control_add_queue, control_find_queue, control_slot
-from cystore._native.record.properties cimport property_buffer, property_room
+from cystore._native.record.properties cimport property_buffer, property_room, put_decimal
 from cystore._native.record.property_read cimport LIGHT_SEPARATOR, light_name, property_find, property_view
 from cystore._native.record.record_write cimport append_item, failpoint
 
@@ -167,28 +167,12 @@ cdef bint light_prepare(control_block* block, append_item* item, light_claims* c
         if claims.count:
             to[0] = LIGHT_SEPARATOR
             to += 1
-        to = _put_number(to, entry.claimed)
+        to = put_decimal(to, entry.claimed)
         claims.entries[claims.count] = entry
         claims.count += 1
     item.size += <int32_t>(to - item.properties) - item.properties_len
     item.properties_len = <int32_t>(to - item.properties)
     return True
-
-
-cdef inline uint8_t* _put_number(uint8_t* to, int64_t value) noexcept nogil:
-    cdef uint8_t[24] digits
-    cdef int count = 0
-    while True:
-        digits[count] = <uint8_t>(c'0' + value % 10)
-        count += 1
-        value //= 10
-        if value == 0:
-            break
-    while count:
-        count -= 1
-        to[0] = digits[count]
-        to += 1
-    return to
 
 
 cdef void light_claim(light_claims* claims) noexcept nogil:

@@ -58,6 +58,10 @@ cdef Message seen_message(LogWindow window, int64_t offset, const uint8_t* start
 # The same for a record that lies in the memory of `view`.
 cdef Message message_in(object view, const uint8_t* start, const record_parts* parts)
 
+# A message to be put with this property string and these hosts, and with the rest of a record.
+cdef Message message_copy(const record_view* v, str topic, int32_t queue_id, bytes properties, bytes born_host,
+                          bytes store_host)
+
 
 cdef inline record_view message_view(Message message) noexcept:
     """The record of a stored message."""

@@ -424,30 +424,42 @@ def delay_level_of(properties):
     return level if -0x80000000 <= level <= 0x7FFFFFFF else 0
 
 
+cdef Message message_copy(const record_view* v, str topic, int32_t queue_id, bytes properties, bytes born_host,
+                          bytes store_host):
+    cdef Message message = Message.__new__(Message)
+    cdef PutArguments given = PutArguments.__new__(PutArguments)
+    message.given = given
+    message._topic = topic
+    message._queue_id = queue_id
+    give_body(message, v.body[:v.body_len])
+    given.stored_properties = properties
+    given.flag = v.flag
+    given.sys_flag = v.sys_flag
+    given.reconsume_times = v.reconsume_times
+    given.born_timestamp_ms = v.born_timestamp
+    given.born_host = born_host
+    given.store_host = store_host
+    return message
+
+
 def due_message(Message source not None, str topic not None, int32_t queue_id, bytes properties not None,
                 int32_t reconsume_times=-1,
                 int32_t sys_flag=-1, int64_t prepared_transaction_offset=0):
     """A message to be put that moves a stored message to another topic, with this property string. Times, hosts, flag
     and body come from the source (ScheduleMessageService.messageTimeup). So do `reconsume_times` and `sys_flag`, unless
     the caller gives them."""
-    cdef Message message = Message.__new__(Message)
-    cdef PutArguments given = PutArguments.__new__(PutArguments)
+    cdef Message message
     cdef record_view view
     if source.source is None:
         raise MessageIllegalError("the source must be a stored message")
     view = message_view(source)
-    message.given = given
-    message._topic = topic
-    message._queue_id = queue_id
-    give_body(message, bytes(source.body))
-    given.stored_properties = properties
-    given.flag = view.flag
-    given.sys_flag = view.sys_flag if sys_flag < 0 else sys_flag
-    given.prepared_transaction_offset = prepared_transaction_offset
-    given.reconsume_times = view.reconsume_times if reconsume_times < 0 else reconsume_times
-    given.born_timestamp_ms = view.born_timestamp
-    given.born_host = view.born_host[:view.born_host_len]
-    given.store_host = view.store_host[:view.store_host_len]
+    message = message_copy(&view, topic, queue_id, properties, view.born_host[:view.born_host_len],
+                           view.store_host[:view.store_host_len])
+    if sys_flag >= 0:
+        message.given.sys_flag = sys_flag
+    if reconsume_times >= 0:
+        message.given.reconsume_times = reconsume_times
+    message.given.prepared_transaction_offset = prepared_transaction_offset
     return message
 
 

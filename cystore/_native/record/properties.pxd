@@ -72,6 +72,28 @@ cdef inline uint64_t copy_text(uint8_t* target, const char* data, Py_ssize_t len
     return found
 
 
+cdef inline uint8_t* put_decimal(uint8_t* to, int64_t value) noexcept nogil:
+    """Writes a number and returns its end; at most 20 bytes."""
+    cdef uint8_t[20] digits
+    cdef uint64_t left = <uint64_t>value
+    cdef int count = 0
+    if value < 0:
+        left = 0 - left
+        to[0] = c'-'
+        to += 1
+    while True:
+        digits[count] = <uint8_t>(c'0' + left % 10)
+        count += 1
+        left //= 10
+        if left == 0:
+            break
+    while count:
+        count -= 1
+        to[0] = digits[count]
+        to += 1
+    return to
+
+
 # Appends one message's property string and returns its length. The objects are borrowed. Raises MessageIllegalError.
 cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties,
                             PyObject* unique_key) except -1

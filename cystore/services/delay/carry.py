@@ -19,30 +19,29 @@ from __future__ import annotations
 
 import heapq
 import logging
-from typing import NamedTuple
 
 from cystore import clock
 from cystore._native.append.appender import Appender
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, due_message
+from cystore._native.record.transfer import carried_properties
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
-from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
+from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import StoreError
 from cystore.layout import CONSTANTS, FLAGS, SCHEDULE_TOPIC
-from cystore.services.delay.delivery_progress import DUE, RUN_QUEUES, DeliveryProgress, level_of
+from cystore.services.delay.delivery_progress import RUN_QUEUES, DeliveryProgress, level_of
 from cystore.services.delay.transfer import (
     BATCH_BYTES,
     BATCH_MESSAGES,
+    Leaving,
     RoomNeededError,
     Transfer,
-    properties_with_source,
-    target_of,
 )
-from cystore.services.delay.waiting import Head, WaitingQueues
+from cystore.services.delay.waiting import Head, WaitingQueues, has_target
 
 log = logging.getLogger("cystore")
 
@@ -51,15 +50,6 @@ WAITING_MAX = 7 / 8  # of the bytes to remove; if more of them wait, carrying fr
 SAMPLES = 4096  # entries of a queue that are sampled to estimate the waiting bytes
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
-
-
-class _Carry(NamedTuple):
-    """A waiting message and its copy; None in its place for a message that can never be delivered and is stepped
-    over."""
-
-    slot: int
-    queue_offset: int
-    copy: Message | None
 
 
 class _NotDispatched(Exception):
@@ -146,10 +136,10 @@ class Carrier:
 
     # ------------------------------------------------------------------------------- under the deliver lock
 
-    def _carry(self, batch: list[_Carry]) -> tuple[int, RoomNeededError | None]:
+    def _carry(self, batch: list[Leaving]) -> tuple[int, RoomNeededError | None]:
         """Appends the copies of a batch and counts them; returns (their number, the missing resource for the rest)."""
         assert self._transfer is not None
-        copies = [one.copy for one in batch if one.copy is not None]
+        copies = [copy for _, _, copy in batch if copy is not None]
         if not copies:
             self._advance(batch, 0)
             return 0, None
@@ -162,17 +152,17 @@ class Carrier:
         self._advance(batch, len(put))
         return len(put), room
 
-    def _advance(self, batch: list[_Carry], carried: int) -> None:
+    def _advance(self, batch: list[Leaving], carried: int) -> None:
         """Counts the first `carried` messages of a batch, and the stepped-over ones between them."""
         assert self._transfer is not None
         self._transfer.leave(batch, carried)
         failpoint("carry.counted")
         self._progress.finish()
 
-    def _batch(self, end: int) -> list[_Carry]:
+    def _batch(self, end: int) -> list[Leaving]:
         """Waiting messages below `end`, in the order of the log, so that the oldest segments are free first."""
         heads: list[tuple[int, int, Head]] = []
-        batch: list[_Carry] = []
+        batch: list[Leaving] = []
         last_due: dict[int, int] = {}  # by queue id, of the runs that get messages of this batch
         size, now_ms = 0, clock.now_ms(self._control)
 
@@ -187,16 +177,16 @@ class Carrier:
             _, slot, head = heapq.heappop(heads)
             queue = self._queues.get(slot)
             message, due_ms = self._waiting_queues.read(queue, head, now_ms)
-            if message is None or not _has_target(queue, head, message):
-                batch.append(_Carry(slot, head.queue_offset, None))
+            if message is None or not has_target(queue, head, message):
+                batch.append((slot, head.queue_offset, None))
             else:
-                properties = properties_with_source(message, **{DUE: str(due_ms)})
+                properties = carried_properties(message, due_ms)
                 if properties is None or not self._fits(message, properties):
                     self._report_stuck(message)
                     break  # no message behind it can be carried
                 run = self._run_for(level_of(queue.queue_id), due_ms, last_due, now_ms)
                 copy = due_message(message, SCHEDULE_TOPIC, run, properties)
-                batch.append(_Carry(slot, head.queue_offset, copy))
+                batch.append((slot, head.queue_offset, copy))
                 last_due[run] = due_ms
                 size += message.size_bytes
             push(slot, head.queue_offset + 1)
@@ -238,18 +228,3 @@ class Carrier:
         at = queue.previous_message(self._progress.offset(slot), queue.max_offset)
         head = None if at is None else self._waiting_queues.head(queue, at)
         return 0 if head is None else self._waiting_queues.read(queue, head, now_ms)[1]
-
-
-def _has_target(queue: ConsumeQueue, head: Head, message: Message) -> bool:
-    try:
-        target_of(message.properties)
-    except ValueError as error:
-        log.warning(
-            "%s/%d: delayed message %d cannot be delivered: %s",
-            queue.topic,
-            queue.queue_id,
-            head.queue_offset,
-            error,
-        )
-        return False
-    return True

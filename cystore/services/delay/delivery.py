@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import heapq
 import logging
-from typing import NamedTuple
 
 from cystore import clock
 from cystore._native.append.appender import Appender
 from cystore._native.memory.control import Control
 from cystore._native.record.argument_checks import whole
-from cystore._native.record.message import Message, PutResult, due_message
+from cystore._native.record.message import Message, PutResult
+from cystore._native.record.transfer import delivered_copy, leave_source_out
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s, seconds
 from cystore.config import StoreConfig
@@ -32,13 +32,11 @@ from cystore.services.delay.delivery_progress import RUN_QUEUES, DeliveryProgres
 from cystore.services.delay.transfer import (
     BATCH_BYTES,
     BATCH_MESSAGES,
+    Leaving,
     RoomNeededError,
     Transfer,
-    properties_of,
-    properties_with_source,
-    target_of,
 )
-from cystore.services.delay.waiting import WaitingQueues
+from cystore.services.delay.waiting import WaitingQueues, has_target, report_undeliverable
 
 log = logging.getLogger("cystore")
 
@@ -46,14 +44,6 @@ FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 RUN_ONCE_S = 1.0
 BUSY_MS = 10
 IDLE_MS = 100  # ScheduleMessageService.DELAY_FOR_A_WHILE
-
-
-class _Due(NamedTuple):
-    """A due message; None in its place for a message that cannot be delivered and is stepped over."""
-
-    slot: int
-    queue_offset: int
-    message: Message | None
 
 
 class Scheduler:
@@ -125,14 +115,14 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------- under the deliver lock
 
-    def _put(self, batch: list[_Due]) -> tuple[list[PutResult], RoomNeededError | None]:
+    def _put(self, batch: list[Leaving]) -> tuple[list[PutResult], RoomNeededError | None]:
         """Delivers a batch, counts its delivered messages, and returns the missing resource for the rest."""
-        messages = [one.message for one in batch if one.message is not None]
-        if not messages:
+        copies = [copy for _, _, copy in batch if copy is not None]
+        if not copies:
             self._advance(batch, 0)
             return [], None
         try:
-            put, room = self._append([self._delivery(message) for message in messages])
+            put, room = self._append(copies)
         except MessageIllegalError:
             return self._put_one(batch)  # nothing was written, because all messages are checked first
         except StoreError as error:
@@ -148,57 +138,75 @@ class Scheduler:
             failpoint("deliver.appended")
         return put, room
 
-    def _put_one(self, batch: list[_Due]) -> tuple[list[PutResult], RoomNeededError | None]:
+    def _put_one(self, batch: list[Leaving]) -> tuple[list[PutResult], RoomNeededError | None]:
         """For a batch with a message that cannot be put: delivers the first of its messages. A message that cannot be
         put even without the name of its source is stepped over."""
-        for one in batch:
-            for named in (True, False) if one.message is not None else ():
-                assert one.message is not None
+        for slot, queue_offset, copy in batch:
+            for names_source in (True, False) if copy is not None else ():
+                assert copy is not None
+                if not names_source:
+                    leave_source_out(copy)
                 try:
-                    put, room = self._append([self._delivery(one.message, named=named)])
+                    put, room = self._append([copy])
                 except MessageIllegalError as error:
-                    log.warning("%s: a delayed message cannot be delivered: %s", one.message, error)
+                    report_undeliverable(self._queues.get(slot), queue_offset, error)
                     continue
-                self._advance([one], len(put))
+                self._advance([(slot, queue_offset, copy)], len(put))
                 return put, room
-            self._advance([one._replace(message=None)], 0)
+            self._advance([(slot, queue_offset, None)], 0)
         return [], None
 
-    def _advance(self, batch: list[_Due], delivered: int) -> None:
+    def _advance(self, batch: list[Leaving], delivered: int) -> None:
         """Counts the first `delivered` messages of a batch, and the stepped-over ones between them."""
         assert self._transfer is not None
         self._transfer.leave(batch, delivered)
         failpoint("deliver.counted")
         self._progress.finish()
 
-    def _delivery(self, message: Message, *, named: bool = True) -> Message:
-        """The copy of a due message for its topic, with the name of its source if it has room for that."""
-        properties = (properties_with_source(message) if named else None) or properties_of(message)
-        return due_message(message, *target_of(message.properties), properties)
+    def _due(self, now_ms: int, limit: int) -> list[Leaving]:
+        """Copies of due messages, in the order of due times; within a level in the order of the puts."""
+        # Due time, whether it was not carried, queue id, slot, queue offset; and the message with its bytes, if it is
+        # not a plain one. Of two that are due in the same millisecond the carried one is the older one.
+        heads: list[tuple[int, bool, int, int, int, tuple[Leaving, int] | None]] = []
+        batch: list[Leaving] = []
+        size, runs = 0, self._waiting_queues.runs(now_ms)
 
-    def _due(self, now_ms: int, limit: int) -> list[_Due]:
-        """Due messages, in the order of due times; within a level in the order of the puts."""
-        heads: list[tuple[int, bool, int, int, int, Message | None]] = []
-        batch: list[_Due] = []
-        size = 0
-
-        def push(queue_id: int, slot: int, begin: int) -> None:
-            head = self._head(self._queues.get(slot), begin, now_ms)
-            if head is not None:
-                # Of two that are due in the same millisecond the carried one is the older one.
-                heapq.heappush(heads, (head[0], queue_id < RUN_QUEUES, queue_id, slot, head[1], head[2]))
+        def take(queue_id: int, slot: int, begin: int, until_ms: int) -> None:
+            """Takes plain messages of a queue that are due by then, and notes its next one."""
+            nonlocal size
+            queue, odd = self._queues.get(slot), None
+            found, taken, at, due_ms = self._waiting_queues.run(
+                runs, queue, begin, until_ms, limit - len(batch), BATCH_BYTES - size
+            )
+            batch.extend(found)
+            size += taken
+            if due_ms is None and len(batch) < limit and size < BATCH_BYTES:
+                head = self._head(queue, at, now_ms)
+                if head is not None:
+                    due_ms, at, copy, length = head
+                    odd = (slot, at, copy), length
+            if due_ms is not None:
+                heapq.heappush(heads, (due_ms, queue_id < RUN_QUEUES, queue_id, slot, at, odd))
 
         for queue_id, slot in self._progress.slots().items():
-            push(queue_id, slot, self._progress.offset(slot))
+            take(queue_id, slot, self._progress.offset(slot), -1)
         while heads and len(batch) < limit and size < BATCH_BYTES:
-            _, _, queue_id, slot, queue_offset, message = heapq.heappop(heads)
-            batch.append(_Due(slot, queue_offset, message))
-            size += 0 if message is None else message.size_bytes
-            push(queue_id, slot, queue_offset + 1)
+            _, uncarried, queue_id, slot, at, odd = heapq.heappop(heads)
+            if odd is not None:
+                batch.append(odd[0])
+                size += odd[1]
+                at += 1
+            until_ms = now_ms
+            if heads:  # up to the next message of another queue
+                until_ms = heads[0][0] if (uncarried, queue_id) < heads[0][1:3] else heads[0][0] - 1
+            if len(batch) < limit and size < BATCH_BYTES:
+                take(queue_id, slot, at, until_ms)
         return batch
 
-    def _head(self, queue: ConsumeQueue, begin: int, now_ms: int) -> tuple[int, int, Message | None] | None:
-        """(due time, queue offset, message) of a queue's first message from `begin` on, if it is due."""
+    def _head(
+        self, queue: ConsumeQueue, begin: int, now_ms: int
+    ) -> tuple[int, int, Message | None, int] | None:
+        """(due time, queue offset, copy, bytes) of a queue's first message from `begin` on, if it is due."""
         head = self._waiting_queues.head(queue, begin)
         if head is None:
             return None
@@ -208,18 +216,13 @@ class Scheduler:
             return None
         message, due_ms = self._waiting_queues.read(queue, head, now_ms)
         if message is None:
-            return 0, at, None
+            return 0, at, None, 0
         if due_ms > now_ms:
             self._waiting[queue.slot] = at, head.noted_ms, due_ms
             return None
-        try:
-            target_of(message.properties)
-        except ValueError as error:
-            log.warning(
-                "%s/%d: delayed message %d cannot be delivered: %s", queue.topic, queue.queue_id, at, error
-            )
-            return due_ms, at, None
-        return due_ms, at, message
+        if not has_target(queue, head, message):
+            return due_ms, at, None, 0
+        return due_ms, at, delivered_copy(message), message.size_bytes or 0
 
     # ---------------------------------------------------------------------------------------------- looking
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message
+from cystore._native.record.transfer import carried_due_ms, source_text
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.derived.files.consume_queue import ConsumeQueues
@@ -36,32 +37,15 @@ log = logging.getLogger("cystore")
 
 SOURCE = "DELAY_SOURCE"
 DUE = "DELAY_DUE"  # of a message that was carried forward: when it is due, ms
-DUE_DIGITS = 17
 FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 RUN_QUEUES = CONSTANTS["DELAY_RUN_QUEUES"][0]  # queue id = level - 1 + RUN_QUEUES * run; run 0 is RocketMQ's
 LOOK_AT_ONCE = 1024  # records between two notes of the search's progress
 SAVE_BYTES = 64 * 1024 * 1024  # of log behind the last saved table at most, while messages are delivered
 
 
-def source_text(message: Message) -> str:
-    """The value of DELAY_SOURCE for the copy of a waiting message."""
-    return f"{message.queue_id}:{message.queue_offset}:{message.physical_offset}:{message.store_timestamp_ms}"
-
-
 def level_of(queue_id: int) -> int:
     """The delay level whose messages wait in a queue."""
     return queue_id % RUN_QUEUES + 1
-
-
-def carried_due_ms(message: Message) -> int | None:
-    """The due time of a message that was carried forward; None for any other message. The same rule makes its queue's
-    entry (derive.pxd)."""
-    if message.topic != SCHEDULE_TOPIC or message.queue_id < RUN_QUEUES:
-        return None
-    text = message.properties.get(DUE, "")
-    if not (text.isascii() and text.isdecimal() and len(text) <= DUE_DIGITS):
-        return None
-    return int(text) or None
 
 
 def content_of(message: Message) -> Hashable:

@@ -6,28 +6,23 @@ Each copy names its source. So after a kill the next process finds in the log wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
 
 from cystore._native.append.appender import Appender
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.message import Message, PutResult
-from cystore._native.record.properties import changed_properties
 from cystore.engine.log.append_policy import AppendPolicy
 from cystore.errors import MessageIllegalError, StoreError
-from cystore.layout import CONSTANTS, HALF_TOPIC, SCHEDULE_TOPIC
-from cystore.services.delay.delivery_progress import (
-    DUE,
-    SOURCE,
-    DeliveryProgress,
-    carried_due_ms,
-    source_text,
-)
+from cystore.services.delay.delivery_progress import DeliveryProgress
 
 BATCH_MESSAGES = 256
 BATCH_BYTES = 1024 * 1024
-PROPERTIES_BYTES_MAX = CONSTANTS["PROPERTIES_BYTES_MAX"][0]
+
+# Slot, queue offset and copy of a message that leaves its queue; None in the place of a copy for a message that cannot
+# be delivered and is stepped over.
+Leaving = tuple[int, int, Message | None]
 
 
 class RoomNeededError(StoreError):
@@ -87,36 +82,14 @@ class Transfer:
             self._progress.finish()
             raise
 
-    def leave(self, batch: Iterable[tuple[int, int, Message | None]], put: int) -> None:
-        """Counts the first `put` messages of a batch of (slot, queue offset, message), and the stepped-over ones
-        between them: None in the place of a message."""
-        for slot, queue_offset, message in batch:
-            if message is not None:
+    def leave(self, batch: Iterable[Leaving], put: int) -> None:
+        """Counts the first `put` messages of a batch, and the stepped-over ones between them."""
+        ends: dict[int, int] = {}
+        for slot, queue_offset, copy in batch:
+            if copy is not None:
                 if put == 0:
                     break
                 put -= 1
-            self._progress.move(slot, queue_offset + 1)
-
-
-def target_of(properties: Mapping[str, str]) -> tuple[str, int]:
-    """Topic and queue id that a delayed message goes to. Raises ValueError."""
-    topic, queue_id = properties.get("REAL_TOPIC"), properties.get("REAL_QID", "")
-    if not topic:
-        raise ValueError("it names no REAL_TOPIC")
-    if topic in (HALF_TOPIC, SCHEDULE_TOPIC):
-        raise ValueError(f"REAL_TOPIC is {topic}")
-    if not (queue_id.isascii() and queue_id.isdecimal() and int(queue_id) <= 0x7FFFFFFF):
-        raise ValueError(f"REAL_QID is {queue_id!r}")
-    return topic, int(queue_id)
-
-
-def properties_of(message: Message, **notes: str) -> bytes:
-    """The properties of a waiting message, with these notes instead of those of an earlier transfer."""
-    old = (SOURCE, DUE) if carried_due_ms(message) is not None else (SOURCE,)
-    return changed_properties(message.properties_bytes, notes, old)
-
-
-def properties_with_source(message: Message, **notes: str) -> bytes | None:
-    """`properties_of` with the name of the source; None if that needs more room than properties have."""
-    found = properties_of(message, **notes, **{SOURCE: source_text(message)})
-    return found if len(found) <= PROPERTIES_BYTES_MAX else None
+            ends[slot] = queue_offset + 1
+        for slot, end in ends.items():
+            self._progress.move(slot, end)

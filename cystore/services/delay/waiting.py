@@ -7,14 +7,16 @@ from typing import NamedTuple
 
 from cystore._native.derived import queue_ext
 from cystore._native.derived.delay import is_due_time
+from cystore._native.derived.due_run import DueRuns
 from cystore._native.memory import store_clock
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, delay_level_of
+from cystore._native.record.transfer import carried_due_ms, target_of
 from cystore.config import StoreConfig
-from cystore.derived.files.consume_queue import ConsumeQueue, QueueEntry
+from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, QueueEntry
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
-from cystore.services.delay.delivery_progress import carried_due_ms
+from cystore.services.delay.transfer import Leaving
 
 log = logging.getLogger("cystore")
 
@@ -43,6 +45,22 @@ class WaitingQueues:
         return (
             None if at is None or entry is None else Head(at, entry.physical_offset, due_time(queue, entry))
         )
+
+    def runs(self, now_ms: int) -> DueRuns:
+        """For the messages of one batch, that are due at one time."""
+        return DueRuns(self._control, self._commit_log.window(with_expired=True), now_ms)
+
+    def run(
+        self, runs: DueRuns, queue: ConsumeQueue, begin: int, until_ms: int, room: int, bytes_room: int
+    ) -> tuple[list[Leaving], int, int, int | None]:
+        """Copies of a queue's plain messages from `begin` on that are due by `until_ms`, the bytes of their records,
+        the queue offset behind them, and the due time of the message there: None if `head` and `read` have to tell."""
+        end = queue.max_offset
+        file = queue.file_of(begin) if begin < end else None
+        if file is None:
+            return [], 0, begin, None
+        end = min(end, file.end // ENTRY_BYTES)
+        return runs.take(file, begin, end, queue.queue_id, queue.slot, until_ms, room, bytes_room)
 
     def read(self, queue: ConsumeQueue, head: Head, now_ms: int) -> tuple[Message | None, int]:
         """(message, its due time); None and 0 for an unreadable message, which is reported."""
@@ -77,6 +95,23 @@ class WaitingQueues:
         if self._stamped_wrong.get(slot, (-1, 0))[0] != head.queue_offset:
             self._stamped_wrong[slot] = head.queue_offset, now_ms + delay_ms
         return min(due_ms, self._stamped_wrong[slot][1])
+
+
+def has_target(queue: ConsumeQueue, head: Head, message: Message) -> bool:
+    """Whether a waiting message can be delivered; it is reported if not."""
+    try:
+        target_of(message)
+    except ValueError as error:
+        report_undeliverable(queue, head.queue_offset, error)
+        return False
+    return True
+
+
+def report_undeliverable(queue: ConsumeQueue, queue_offset: int, error: Exception) -> None:
+    """Reports a message that is stepped over."""
+    log.warning(
+        "%s/%d: delayed message %d cannot be delivered: %s", queue.topic, queue.queue_id, queue_offset, error
+    )
 
 
 def due_time(queue: ConsumeQueue, entry: QueueEntry) -> int | None:

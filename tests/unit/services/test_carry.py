@@ -14,6 +14,7 @@ import pytest
 
 import cystore
 from cystore._native.record.message import due_message
+from cystore._native.record.transfer import delivered_copy, leave_source_out
 from cystore.layout import FLAGS
 from tests.support.checks import check_closed, everything
 from tests.support.clock import turn
@@ -337,7 +338,10 @@ def test_i9_what_rocketmq_delivered_of_a_carried_message_counts(path, late):
         assert clean(store).segments == 3
         parts = store._attached()
         parts.delivered.begin()
-        store.put_many([parts.scheduler._delivery(message, named=False) for message in first[:2]])
+        copies = [delivered_copy(message) for message in first[:2]]
+        for copy in copies:
+            leave_source_out(copy)
+        store.put_many(copies)
         assert store.deliver() == 1
         assert sorted(bytes(m.body) for m in delivered(store)) == [b"0", b"1", b"2"]
         assert store.stats()["delayed"] == {}

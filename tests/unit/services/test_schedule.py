@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 
 import cystore
+from cystore._native.record.transfer import delivered_copy, leave_source_out
 from cystore.layout import CONSTANTS
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import lay_out
@@ -501,9 +502,10 @@ def test_i9_what_rocketmq_delivered_is_recognised_by_what_it_holds(path):
     where = b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
     config = write_delayed(path, *[where + b"\x02n\x01%d" % n for n in (0, 1, 1, 2, 3)])
     with cystore.open(path, **config) as store:
-        scheduler = store._attached().scheduler
-        waiting = store.get(SCHEDULE, 0, 0).messages
-        store.put_many([scheduler._delivery(message, named=False) for message in waiting[:3]])
+        copies = [delivered_copy(message) for message in store.get(SCHEDULE, 0, 0).messages[:3]]
+        for copy in copies:
+            leave_source_out(copy)
+        store.put_many(copies)
         assert store.deliver() == 2
         assert [m.properties["n"] for m in store.get("T", 0, 0).messages] == ["0", "1", "1", "2", "3"]
 
