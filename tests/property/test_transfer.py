@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cystore
-from cystore._native.record.message import message_of
-from cystore._native.record.properties import changed_properties
-from cystore._native.record.transfer import (
+from cystore._native.derived.transfer import (
     carried_due_ms,
     carried_properties,
     delivered_copy,
@@ -18,6 +16,8 @@ from cystore._native.record.transfer import (
     source_text,
     target_of,
 )
+from cystore._native.record.message import message_of
+from cystore._native.record.properties import changed_properties
 from tests.oracle.record import CYSTORE_MAGIC, SCHEDULE_TOPIC, Record, encode
 
 LONGEST = 32_767

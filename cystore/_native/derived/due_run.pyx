@@ -9,6 +9,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from cystore._native.derived.queue cimport queue_is_hole
 from cystore._native.derived.queue_ext cimport ext_is_address
+from cystore._native.derived.transfer cimport (
+    TARGET_OK, CopyMaker, carried_due, transfer_target, transfer_target_of, waits
+)
 from cystore._native.layout cimport (
     QUEUE_ENTRY_BYTES, control_block, queue_entry_disk_physical_offset, queue_entry_disk_size,
     queue_entry_disk_tags_code
@@ -19,9 +22,6 @@ from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.property_read cimport due_time_possible
 from cystore._native.record.record_read cimport parts_of, record_at, topic_valid, view_of, walk_begin
 from cystore._native.record.record_view cimport RECORD_OK, record_parts, record_view
-from cystore._native.record.transfer cimport (
-    TARGET_OK, CopyMaker, carried_due, transfer_target, transfer_target_of, waits
-)
 from cystore._native.record.window cimport LogWindow, WINDOW_NEED_SEGMENT, log_window, window_bytes
 
 from cystore.errors import CorruptRecordError, OffsetError

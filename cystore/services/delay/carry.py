@@ -22,9 +22,9 @@ import logging
 
 from cystore import clock
 from cystore._native.append.appender import Appender
+from cystore._native.derived.transfer import carried_properties
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, due_message
-from cystore._native.record.transfer import carried_properties
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig

@@ -15,10 +15,10 @@ import logging
 
 from cystore import clock
 from cystore._native.append.appender import Appender
+from cystore._native.derived.transfer import delivered_copy, leave_source_out
 from cystore._native.memory.control import Control
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message, PutResult
-from cystore._native.record.transfer import delivered_copy, leave_source_out
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s, seconds
 from cystore.config import StoreConfig

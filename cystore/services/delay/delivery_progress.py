@@ -20,9 +20,9 @@ from collections.abc import Hashable
 from pathlib import Path
 
 from cystore._native.derived.delay import Delivered
+from cystore._native.derived.transfer import carried_due_ms, source_text
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message
-from cystore._native.record.transfer import carried_due_ms, source_text
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.derived.files.consume_queue import ConsumeQueues

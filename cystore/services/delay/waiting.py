@@ -8,10 +8,10 @@ from typing import NamedTuple
 from cystore._native.derived import queue_ext
 from cystore._native.derived.delay import is_due_time
 from cystore._native.derived.due_run import DueRuns
+from cystore._native.derived.transfer import carried_due_ms, target_of
 from cystore._native.memory import store_clock
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, delay_level_of
-from cystore._native.record.transfer import carried_due_ms, target_of
 from cystore.config import StoreConfig
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, QueueEntry
 from cystore.engine.log.commit_log import CommitLog

@@ -13,8 +13,8 @@ import shutil
 import pytest
 
 import cystore
+from cystore._native.derived.transfer import delivered_copy, leave_source_out
 from cystore._native.record.message import due_message
-from cystore._native.record.transfer import delivered_copy, leave_source_out
 from cystore.layout import FLAGS
 from tests.support.checks import check_closed, everything
 from tests.support.clock import turn

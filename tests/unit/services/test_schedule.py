@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 import cystore
-from cystore._native.record.transfer import delivered_copy, leave_source_out
+from cystore._native.derived.transfer import delivered_copy, leave_source_out
 from cystore.layout import CONSTANTS
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import lay_out
