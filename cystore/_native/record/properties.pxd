@@ -74,7 +74,7 @@ cdef inline uint64_t copy_text(uint8_t* target, const char* data, Py_ssize_t len
 
 cdef inline uint8_t* put_decimal(uint8_t* to, int64_t value) noexcept nogil:
     """Writes a number and returns its end; at most 20 bytes."""
-    cdef uint8_t[20] digits
+    cdef uint8_t[24] digits
     cdef uint64_t left = <uint64_t>value
     cdef int count = 0
     if value < 0:
