@@ -33,7 +33,7 @@ static inline PyObject *body_view_reused(PyObject *whole) {
     PyMemoryViewObject *view;
     if (body_view_count == 0 || !PyMemoryView_Check(whole) || from->flags & _Py_MEMORYVIEW_RELEASED) return NULL;
     view = (PyMemoryViewObject *)body_views[--body_view_count];
-    if (Py_REFCNT(view) != 1) { /* a program found it through the garbage collector */
+    if (Py_REFCNT(view) != 1 || view->weakreflist != NULL) { /* a program found it through the garbage collector */
         Py_DECREF(view);
         return NULL;
     }

@@ -110,6 +110,19 @@ def test_a_spare_view_that_a_program_found_stays_released(store):
             bytes(view)
 
 
+@pytest.mark.skipif(not SPARES, reason="each view is a new one with this interpreter")
+def test_a_weak_reference_to_a_spare_view_gives_no_body(store):
+    read_all(store)
+    references = [weakref.ref(view) for view in spare_views()]
+    assert references
+    messages = read(store)
+    for number, message in enumerate(messages):
+        assert message.body == body_of(number)
+    for reference in references:
+        view = reference()
+        assert view is None or repr(view).startswith("<released")
+
+
 def test_spare_views_keep_no_file_mapped(tmp_path):
     with open_small(tmp_path) as store:
         store.put_many([cystore.Message(topic="T", body=body_of(n)) for n in range(COUNT)])
