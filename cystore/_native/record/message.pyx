@@ -146,7 +146,7 @@ cdef class Message:
         if self._topic is not None or self._body != NULL or self.source is not None:
             raise MessageIllegalError("a message is made once: make another one")
         given = self.given = PutArguments.__new__(PutArguments)
-        self._topic = exact_text("topic", topic, MessageIllegalError)
+        topic = exact_text("topic", topic, MessageIllegalError)
         give_body(self, body)
         self._keys = keys
         self._properties = properties if expires_at_ms is None else _with_expiry(properties, expires_at_ms)
@@ -165,6 +165,7 @@ cdef class Message:
             exact_text("born_host", born_host, MessageIllegalError), "born_host")
         given.store_host = None if store_host is None else encode_host(
             exact_text("store_host", store_host, MessageIllegalError), "store_host")
+        self._topic = topic  # last: a put refuses a message without one
 
     @property
     def topic(self):

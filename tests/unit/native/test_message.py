@@ -245,3 +245,25 @@ def test_the_garbage_collector_does_not_visit_messages(tmp_path):
                 message.keys == ("k",) and message.properties["a"] == "b" and bytes(message.body) == b"body"
             )
             assert not gc.is_tracked(message)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"topic": 5},
+        {"queue_id": -1},
+        {"flag": 1 << 31},
+        {"born_host": "x"},
+        {"store_host": 5},
+        {"expires_at_ms": 0},
+    ],
+)
+def test_a_message_whose_arguments_were_refused_is_not_put(tmp_path, refused):
+    """Else it had the values that came before the refused one, and zeros: it was born in 1970."""
+    message = cystore.Message.__new__(cystore.Message)
+    with pytest.raises(MessageIllegalError):
+        message.__init__(**{"topic": "T", "body": b"x", **refused})
+    with open_small(tmp_path / "s") as store:
+        with pytest.raises(MessageIllegalError, match="topic"):
+            store.put_many([message])
+        assert store.stats()["put_count"] == 0
