@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cystore._native.memory.atomics cimport (
-    load_i64, load_u32, prefetch_for_write, release_fence, store_i64, store_u32, store_u64
+    CACHE_LINE_BYTES, load_i64, load_u32, prefetch_for_write, release_fence, store_i64, store_u32, store_u64
 )
 from cystore._native.layout cimport (
     BLANK_SIZE_MIN, FLAG_DISK_FULL, FLAG_NOT_WRITABLE, FLAG_SLAVE, FLAG_SYNC_FAILED, PROPERTIES_BYTES_MAX,
@@ -12,10 +12,9 @@ from cystore._native.record.record_write cimport append_item, failpoint, write_r
 cdef enum:
     CLAMP_REPORT_MS = 60_000
     SLOW_PUT_MS = 500           # DefaultMessageStore and CommitLog warn of longer puts
-    CACHE_LINE = 64
     EXPECTED_BYTES = 4096
-    AHEAD_BYTES = 1024          # from a record to the expected place of a later record
-    AHEAD_LINES = 4
+    AHEAD_BYTES = 2048          # from a record to the expected place of a later record
+    AHEAD_LINES = 4             # of that record at least
     FORBID_COPYING = FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE | FLAG_DISK_FULL
     FORBID_WRITING = FORBID_COPYING | FLAG_SLAVE
     # not a flag of the store: a replicated put, which an elected master accepts only with a lease
@@ -78,12 +77,14 @@ cdef inline void expect_write(const uint8_t* p, int32_t size) noexcept nogil:
     cdef int32_t at = 0
     while at < size and at < EXPECTED_BYTES:
         prefetch_for_write(p + at)
-        at += CACHE_LINE
+        at += CACHE_LINE_BYTES
 
 
-cdef inline void expect_next_records(const uint8_t* p) noexcept nogil:
-    """Prefetch: the hardware prefetcher does not follow single appends."""
-    expect_write(p + AHEAD_BYTES, AHEAD_LINES * CACHE_LINE)
+cdef inline void expect_next_records(const uint8_t* p, int32_t size) noexcept nogil:
+    """Prefetch, for a record of `size` at `p`: the hardware prefetcher does not follow single appends. Later records
+    are taken to be as long, so each of their lines is fetched once. A record waits for its lines before the append lock
+    is given back."""
+    expect_write(p + AHEAD_BYTES, max(size, AHEAD_LINES * CACHE_LINE_BYTES))
 
 
 cdef inline void expect_turn(control_block* block, const append_item* item) noexcept nogil:
@@ -223,7 +224,7 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
     now = append_now(block, target)
     begin_intent(block, wrote, end, now)
     claim_place(item, wrote, now)
-    expect_next_records(p)
+    expect_next_records(p, item.size)
     write_record(p, item, RECORD_MAGIC_CYSTORE)  # a constant magic: only code for this format
     release_fence()
     if not publish_records(block, target, end, wrote):

@@ -130,7 +130,7 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             if i > begin:  # the CPU does not guess that the next record stands in front of this record
                 expect_write(target.address + (items[i - 1].physical_offset - target.base), items[i - 1].size)
             if count == 1:
-                expect_next_records(target.address + (items[i].physical_offset - target.base))
+                expect_next_records(target.address + (items[i].physical_offset - target.base), items[i].size)
             write_record(target.address + (items[i].physical_offset - target.base), &items[i], target.magic)
             release_fence()
         wrote = at

@@ -31,7 +31,7 @@ from cystore._native.memory.locks cimport control_intact, control_wake_queue, co
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_add_queue, control_find_queue
 from cystore._native.record.property_read cimport light_begin, light_next, light_place, light_queues
-from cystore._native.record.record_read cimport record_at, walk_begin
+from cystore._native.record.record_read cimport fetch_ahead, record_at, walk_begin
 from cystore._native.record.record_write cimport failpoint
 
 from cystore._native.record.record import STATUS_NAMES
@@ -146,7 +146,7 @@ cdef class CopiedRecords:
         cdef record_view v
         cdef copied_record* r
         cdef int status
-        cdef int64_t at = 0, room
+        cdef int64_t at = 0, fetched = 0, room
         self.position = position
         self.count = 0
         self.length = self.blank = self.short = 0
@@ -154,6 +154,7 @@ cdef class CopiedRecords:
         walk_begin(&v)
         while self.count < RECORDS_MAX and at < BYTES_MAX:
             room = file_end - self.position - at
+            fetched = fetch_ahead(p, at, fetched, available)
             status = record_at(p + at, <size_t>min(available - at, room), self.position + at, file_end, True, &v)
             if status == RECORD_SHORT and available - at >= <int64_t>BLANK_SIZE_MIN:
                 self.short = v.total_size

@@ -15,7 +15,7 @@ from cystore._native.layout cimport (
 from cystore._native.memory.atomics cimport load_i64, load_u32, store_i64, store_u32
 from cystore._native.memory.queue_table cimport control_slot
 from cystore._native.record.property_read cimport derive_begin, derive_next_hash, derived
-from cystore._native.record.record_read cimport record_at, walk_begin
+from cystore._native.record.record_read cimport fetch_ahead, record_at, walk_begin
 from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
 from cystore._native.record.window cimport segment_view
 
@@ -127,7 +127,7 @@ cdef inline int64_t read_ahead(ring_ahead* ring, control_block* block, const seg
     threads have work and none reads what the other one reads."""
     cdef timespec pause
     cdef record_view v
-    cdef int64_t look_at = at, looked_at = at, missed
+    cdef int64_t look_at = at, looked_at = at, missed, fetched = 0  # in the segment
     cdef int64_t written = ring.written
     cdef int status
     pause.tv_sec, pause.tv_nsec = 0, AHEAD_PAUSE_NS
@@ -149,6 +149,7 @@ cdef inline int64_t read_ahead(ring_ahead* ring, control_block* block, const seg
                 if at == end:
                     break
             looked_at, look_at = at, at + AHEAD_STEP
+        fetched = fetch_ahead(segment.address, at - segment.base, fetched, end - segment.base)
         status = record_at(segment.address + (at - segment.base), <size_t>(end - at), at, segment.end, True, &v)
         if status == RECORD_BLANK and end == segment.end:  # in a file that is not full it is damage, as in `gather`
             at = segment.end

@@ -13,7 +13,7 @@ from cystore._native.layout cimport control_block, queue_entry, takes_index_entr
 from cystore._native.memory.atomics cimport load_i64, load_u32, prefetch_for_write, store_i64
 from cystore._native.memory.queue_table cimport control_slot
 from cystore._native.record.property_read cimport derive_begin, derive_next_hash, derived, light_of, light_queues
-from cystore._native.record.record_read cimport record_at, walk_begin
+from cystore._native.record.record_read cimport fetch_ahead, record_at, walk_begin
 from cystore._native.record.record_view cimport RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, record_view
 from cystore._native.record.window cimport segment_view
 
@@ -155,7 +155,7 @@ cdef inline int gather(dispatch_state* d) noexcept nogil:
     cdef pending_record* r
     cdef ring_ahead* ring = &d.ahead
     cdef const ahead_record* entry
-    cdef int64_t at = d.position
+    cdef int64_t at = d.position, fetched = 0  # in the segment
     cdef int64_t end = min(d.end, at + <int64_t>GATHER_BYTES)
     cdef int keys = 0
     cdef int status
@@ -192,6 +192,8 @@ cdef inline int gather(dispatch_state* d) noexcept nogil:
             at = r.end
             continue
         p = d.segment.address + (at - d.segment.base)
+        fetched = fetch_ahead(d.segment.address, at - d.segment.base, fetched,
+                              min(d.segment.end, d.wrote) - d.segment.base)
         status = record_at(p, <size_t>(min(d.segment.end, d.wrote) - at), at, d.segment.end, entry == NULL, &v)
         if status == RECORD_BLANK and d.segment.end > d.wrote:
             status = RECORD_BAD_LENGTH

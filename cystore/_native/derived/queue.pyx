@@ -20,7 +20,7 @@ from cystore._native.layout cimport (
     control_block, queue_entry, queue_entry_disk_physical_offset, queue_entry_disk_set_physical_offset,
     queue_entry_disk_set_size, queue_entry_disk_set_tags_code, queue_entry_disk_size, queue_entry_disk_tags_code
 )
-from cystore._native.memory.atomics cimport load_i64, load_u32, prefetch_for_read
+from cystore._native.memory.atomics cimport CACHE_LINE_BYTES, load_i64, load_u32, prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
@@ -41,7 +41,6 @@ cdef enum:
     # ahead. The window looks a record up if it is that many bytes away.
     AHEAD = 4
     AHEAD_BYTES = 2048
-    LINE_BYTES = 64     # of the processor's caches
 
 cdef array.array _POSITIONS = array.array("q")
 
@@ -121,9 +120,9 @@ cdef inline void _fetch_ahead(const selection* s, const log_window* window, int6
     cdef int64_t away = queue_entry_disk_physical_offset(entry) - here
     if 0 < away <= AHEAD_BYTES:  # a prefetch may go past the segment
         prefetch_for_read(place + away)
-        prefetch_for_read(place + away + LINE_BYTES)
-        prefetch_for_read(place + away + 2 * LINE_BYTES)
-        prefetch_for_read(place + away + 3 * LINE_BYTES)
+        prefetch_for_read(place + away + CACHE_LINE_BYTES)
+        prefetch_for_read(place + away + 2 * CACHE_LINE_BYTES)
+        prefetch_for_read(place + away + 3 * CACHE_LINE_BYTES)
     elif away > AHEAD_BYTES:
         window_prefetch(window, here + away)
 

@@ -1,5 +1,8 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+cdef enum:
+    CACHE_LINE_BYTES = 64
+
 cdef extern from "<errno.h>" nogil:
     const int EAGAIN, EBUSY, EDEADLK, EINTR, EOWNERDEAD, ETIMEDOUT
 
