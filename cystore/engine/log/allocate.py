@@ -42,6 +42,8 @@ MOST_FILES_AHEAD = 4  # of a store with small files
 FILES_AHEAD_LEFT = 2  # after a clean close: RocketMQ's load looks for the log's end in the last three files
 LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
 READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go, some 0.2 ms
+RESERVED_BYTES = 16 * 1024 * 1024  # in one go: the file system lets nobody else write to the file meanwhile
+FAST_AHEAD_S, FAST_AHEAD_TIMES = 1.0, 4  # see `_room_ahead`
 POPULATED_BYTES = 16 * 1024 * 1024  # in one turn, some 5 ms: the thread dispatches between two turns
 OFTEN_SYNCS = 4  # in a turn: more than the service `flush` makes, so puts wait for them
 WRITTEN_AHEAD_BYTES = 8 * 1024 * 1024  # some 10 ms of the disk
@@ -149,7 +151,14 @@ class Allocator:
         """The end of the next step, at most `files_ahead` whole files ahead."""
         wrote, file_bytes = self._control.log_end, self._commit_log.file_bytes
         most = self._commit_log.files.base_of(wrote) + (1 + files_ahead) * file_bytes
-        return min(wrote + self._ahead_bytes, most)
+        return min(wrote + self._room_ahead, most)
+
+    @property
+    def _room_ahead(self) -> int:
+        """More than `allocate_ahead_bytes` while appends are fast. The disk may take 0.3 s to say which of its blocks
+        are free; the appends of that time need room."""
+        fast = int(min(FAST_AHEAD_S * self._pace.bytes_per_s, FAST_AHEAD_TIMES * self._ahead_bytes))
+        return max(self._ahead_bytes, fast)
 
     def _end_of_files(self, least: int = 0) -> int:
         """The end of the newest file of the log, or of the one that the byte in front of `least` will be in."""
@@ -289,11 +298,11 @@ class Allocator:
         control, wrote = self._control, self._control.log_end
         in_memory = self._pace.fills_large_pages and not control.flags & FLAG_SLAVE
         end = min(self._target(MOST_FILES_AHEAD if in_memory else 1), self._end_of_files())
-        if control.allocated - wrote >= self._ahead_bytes // 2 or control.allocated >= end:
+        if control.allocated - wrote >= self._room_ahead // 2 or control.allocated >= end:
             return True
         while (at := control.allocated) < end:
             if self._has_headroom and self._has_file(at):
-                if not self._go_to_end_of_file(at, end, in_memory):
+                if not self._go_on_in_file(at, end, in_memory):
                     return False
                 continue
             with control.held_if_free("housekeeping") as turn:
@@ -303,10 +312,10 @@ class Allocator:
                 self._allocate_up_to(min(max(end, control.allocated), at + PAGE_BYTES))
         return True
 
-    def _go_to_end_of_file(self, begin: int, end: int, in_memory: bool) -> bool:
-        """Makes room from `begin` on, in one file. The lock is held only while the room is published: a put may wait
-        for the lock, and this thread may wait for the disk or the interpreter. False if a put or another process made
-        room meanwhile.
+    def _go_on_in_file(self, begin: int, end: int, in_memory: bool) -> bool:
+        """Makes some room from `begin` on, in one file. The lock is held only while the room is published: a put may
+        wait for the lock, and this thread may wait for the disk or the interpreter. False if a put or another process
+        made room meanwhile.
 
         `in_memory`: the pages are brought into memory before an append may come to them. No other thread touches them,
         so no put waits for a page that is half done. Reading in order makes large pages, which also cost the puts half
@@ -314,7 +323,7 @@ class Allocator:
         """
         control, log = self._control, self._commit_log.files
         at, base = begin, log.base_of(begin)
-        end = min(-(-end // PAGE_BYTES) * PAGE_BYTES, base + log.file_bytes)
+        end = min(-(-end // PAGE_BYTES) * PAGE_BYTES, base + log.file_bytes, at + RESERVED_BYTES)
         with writes_end_when_it_fails(control, log.directory):
             log.allocate(base, at - base, end - base)
         with PagesAhead(log.path(base)) as pages:

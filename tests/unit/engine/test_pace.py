@@ -81,3 +81,17 @@ def test_slow_appends_fill_no_large_page(monkeypatch):
     assert looks.after(pace.FAST_S / 2, pace.FAST_BYTES - 1, 0), "not judged anew yet"
     assert not looks.after(pace.FAST_S, 0, 0)
     assert not looks.after(2 * pace.FAST_S, pace.FAST_BYTES, 0)
+
+
+def test_the_rate_of_fast_appends_falls_slowly(monkeypatch):
+    looks = Looks(monkeypatch)
+    looks.after(0.5, pace.FAST_BYTES, 0)
+    assert looks.pace.bytes_per_s == 2 * pace.FAST_BYTES
+    looks.after(0.25, 2 * pace.FAST_BYTES, 9)
+    assert looks.pace.bytes_per_s == 8 * pace.FAST_BYTES, "also where puts wait for the disk"
+    looks.after(0.5, pace.FAST_BYTES, 0)
+    assert looks.pace.bytes_per_s == 4 * pace.FAST_BYTES, "a pause between bursts"
+    looks.after(0.0, pace.FAST_BYTES, 0)
+    assert looks.pace.bytes_per_s == pace.FAST_BYTES / pace.LEAST_S, "at one moment of the clock"
+    looks.after(pace.FAST_S, pace.FAST_BYTES, 0)
+    assert looks.pace.bytes_per_s == 0
