@@ -1,4 +1,7 @@
-"""A master and its slave on loopback, as the benchmarks of replication use them: the slave is a process of its own."""
+"""A master and its slave on loopback, as the benchmarks of replication use them: the slave is a process of its own.
+
+The space of their logs is reserved when they begin. RocketMQ reserves none, so a full disk ends it with a signal.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ CERTIFICATE = (
 FOLLOW = """
 import sys, cystore
 with cystore.open(sys.argv[1], services="all", broker_role="slave", ha_master_address=sys.argv[2],
-                  mapped_file_size_commit_log_bytes=int(sys.argv[3]), ha_tls_ca_file=sys.argv[4]):
+                  mapped_file_size_commit_log_bytes=int(sys.argv[3]), allocate_ahead_bytes=int(sys.argv[3]),
+                  ha_tls_ca_file=sys.argv[4]):
     sys.stdin.read()
 """
 
