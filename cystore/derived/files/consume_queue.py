@@ -38,6 +38,7 @@ ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
 PAGE_BYTES = 4 * 1024
 FIRST_STEP_BYTES = 4 * 1024
 LAST_STEP_BYTES = 1024 * 1024
+FAST_STEP_BYTES = 8 * 1024 * 1024  # more, of a queue that grows fast in long steps; some 2 ms
 MAX_OPEN = 16384  # queues with files mapped in one process; a process may have some 65,000 mappings in all
 
 
@@ -190,13 +191,16 @@ class ConsumeQueue:
             return
         begin, file_bytes = allocated - base, self.files.file_bytes
         end = _stepped(begin or self._first_step(base), needed - base, file_bytes)
+        is_fast = self._pace.is_fast(end - (needed - base)) and self.files.mode is Mode.WRITE
+        if is_fast and end - begin >= LAST_STEP_BYTES:
+            end = min(end + FAST_STEP_BYTES, file_bytes)
         try:
             self.files.allocate(base, begin, end)
         except StoreFullError:
             end = min(-(-(needed - base) // PAGE_BYTES) * PAGE_BYTES, file_bytes)  # only for this entry
             self.files.allocate(base, begin, end)
-        if self._pace.is_fast(end - (needed - base)) and self.files.mode is Mode.WRITE:
-            write_zeros_ahead(self.files.path(base), needed - base, end)
+        if is_fast:
+            write_zeros_ahead(self.files.path(base), position - base, end)
         self._control.set_queue_allocated(self.slot, base + end)
 
     def _first_step(self, base: int) -> int:

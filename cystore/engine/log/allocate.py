@@ -41,8 +41,11 @@ FILES_AHEAD_BYTES = 64 * 1024 * 1024
 MOST_FILES_AHEAD = 4  # of a store with small files
 FILES_AHEAD_LEFT = 2  # after a clean close: RocketMQ's load looks for the log's end in the last three files
 LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
-READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go, some 0.2 ms
-RESERVED_BYTES = 16 * 1024 * 1024  # in one go: the file system lets nobody else write to the file meanwhile
+READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go at least, some 0.2 ms
+ROOM_READS = (
+    4  # and at most so many until appends may come to the end of their room: each waits for the interpreter
+)
+RESERVED_BYTES = 32 * 1024 * 1024  # in one go: the file system lets nobody else write to the file meanwhile
 FAST_AHEAD_S, FAST_AHEAD_TIMES = 1.0, 4  # see `_room_ahead`
 POPULATED_BYTES = 16 * 1024 * 1024  # in one turn, some 5 ms: the thread dispatches between two turns
 OFTEN_SYNCS = 4  # in a turn: more than the service `flush` makes, so puts wait for them
@@ -86,6 +89,7 @@ class Allocator:
         self.active = ActiveSegment(config.active_segment_memory)
         self._kept_writable = (-1, -1)  # (wrote position, number of the last flush)
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
+        self._read_ahead = (0, 0)  # range of log that this process read last, page by page in order
         self._written_ahead = 0  # log position up to which this process wrote empty pages to the disk
         self._pace = Pace(control)
         self._at_hand = 0  # log position up to which `fault_in` made pages ready
@@ -155,8 +159,11 @@ class Allocator:
 
     @property
     def _room_ahead(self) -> int:
-        """More than `allocate_ahead_bytes` while appends are fast. The disk may take 0.3 s to say which of its blocks
-        are free; the appends of that time need room."""
+        """More than `allocate_ahead_bytes` for a slave whose master is fast. The disk may take 0.3 s to say which of
+        its blocks are free; the records of that time need room. Puts go through the mapping: their pages are made with
+        their room, and are slow if they are made so long before that they are in no cache any more."""
+        if not self._control.flags & FLAG_SLAVE:
+            return self._ahead_bytes
         fast = int(min(FAST_AHEAD_S * self._pace.bytes_per_s, FAST_AHEAD_TIMES * self._ahead_bytes))
         return max(self._ahead_bytes, fast)
 
@@ -330,8 +337,10 @@ class Allocator:
             while at < end:
                 upto = end
                 if in_memory:
-                    upto = min((at + READ_AHEAD_BYTES) // PAGE_BYTES * PAGE_BYTES, end)
+                    length = max(READ_AHEAD_BYTES, (at - control.log_end) // ROOM_READS)
+                    upto = min((at + length) // PAGE_BYTES * PAGE_BYTES, end)
                     pages.read(at - base, upto - base)
+                    self._read_ahead = (self._read_ahead[0] if self._read_ahead[1] == at else at), upto
                 with control.held_if_free("housekeeping") as turn:
                     if not turn.held or control.allocated != at:  # a put, perhaps, made all of it
                         return turn.held and control.allocated >= end
@@ -431,7 +440,12 @@ class Allocator:
             ):  # cleaned, or ended by another process: appends continue behind it
                 break
             upto = min(end, segment.end, begin + (self._step_bytes or MOST_BYTES))
-            if self._pace.fills_large_pages and upto - begin >= READ_AHEAD_BYTES and not segment.in_memory:
+            is_read = self._read_ahead[0] <= begin and upto <= self._read_ahead[1]
+            if (
+                self._pace.fills_large_pages
+                and upto - begin >= READ_AHEAD_BYTES
+                and not (is_read or segment.in_memory)
+            ):
                 with PagesAhead(self._commit_log.files.path(segment.base)) as pages:
                     pages.read(begin - segment.base, upto - segment.base)
             with files.translated(segment.path):

@@ -118,7 +118,10 @@ def test_space_is_reserved_in_steps_that_double(tmp_path):
     assert len(on_disk(tmp_path)) == 5001
 
 
-def test_a_queue_that_filled_a_file_gets_long_steps(tmp_path):
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_queue_that_filled_a_file_gets_long_steps(tmp_path, monkeypatch, fast):
+    """A fast one gets more: each step waits for the interpreter."""
+    monkeypatch.setattr(Pace, "is_fast", lambda self, step: fast)
     queue = opened(tmp_path, config=replace(CONFIG, mapped_file_size_consume_queue_bytes=20 * 300_000))
     assert queue.prepare(0).base == 0
     steps = [queue._control.queue_allocated(queue.slot)]
@@ -126,9 +129,10 @@ def test_a_queue_that_filled_a_file_gets_long_steps(tmp_path):
         queue.allocate(steps[-1])
         steps.append(queue._control.queue_allocated(queue.slot))
     mib = 1024 * 1024
-    assert steps == [*(4096 << n for n in range(9)), *range(2 * mib, 6 * mib, mib), 6_000_000]
+    long = () if fast else range(2 * mib, 6 * mib, mib)
+    assert steps == [*(4096 << n for n in range(9)), *long, 6_000_000]
     queue.prepare(6_000_000)
-    assert queue._control.queue_allocated(queue.slot) == 6_000_000 + mib
+    assert queue._control.queue_allocated(queue.slot) == 6_000_000 + (6_000_000 if fast else mib)
 
 
 def test_a_full_disk_gives_a_queue_what_one_entry_needs(tmp_path, monkeypatch):
