@@ -38,7 +38,9 @@ ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
 PAGE_BYTES = 4 * 1024
 FIRST_STEP_BYTES = 4 * 1024
 LAST_STEP_BYTES = 1024 * 1024
-FAST_STEP_BYTES = 8 * 1024 * 1024  # more, of a queue that grows fast in long steps; some 2 ms
+FAST_STEP_BYTES = (
+    2 * 1024 * 1024
+)  # more, of a queue that grows fast in long steps; some 1 ms, and a put may wait
 MAX_OPEN = 16384  # queues with files mapped in one process; a process may have some 65,000 mappings in all
 
 

@@ -41,7 +41,9 @@ HEADER_BYTES = CONSTANTS["INDEX_HEADER_BYTES"][0]
 SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
 ENTRY_BYTES = CONSTANTS["INDEX_ENTRY_BYTES"][0]
 ALLOCATE_BYTES = 4 * 1024 * 1024
-FAST_ALLOCATE_BYTES = 4 * ALLOCATE_BYTES  # by a dispatcher that enters keys fast; some 4 ms
+FAST_ALLOCATE_BYTES = (
+    2 * ALLOCATE_BYTES
+)  # by a dispatcher that enters keys fast; some 2 ms, and a put may wait
 MAX_GUESSES = 100_000  # places tried for the last entry of a file of unknown shape
 _END_AT, _END_OFFSET = field_of("index_header", "end_physical_offset")
 _USED_SLOTS_AT, _ = field_of("index_header", "used_slots")
