@@ -20,7 +20,7 @@ from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.property_read cimport (
     LIGHT_QUEUES_READ, derive_begin, derive_next_key, derived, light_next, light_of, light_place, light_queues
 )
-from cystore._native.record.record_read cimport record_at, walk_begin
+from cystore._native.record.record_read cimport fetch_ahead, record_at, walk_begin
 from cystore._native.record.record_view cimport (
     RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
 )
@@ -110,11 +110,13 @@ cdef int entries_run(const uint8_t* p, int64_t begin, int64_t limit, int64_t fil
     cdef size_t length
     cdef int32_t seed
     cdef int status
+    cdef int64_t fetched = 0
     walk_begin(&v)
     while s.position < limit:
         if s.row_count >= s.row_room or s.key_count + KEYS_A_RECORD > s.key_room or s.queue_count >= s.queue_room:
             return ENTRIES_FULL
         at = p + (s.position - begin)
+        fetched = fetch_ahead(p, s.position - begin, fetched, limit - begin)
         status = record_at(at, <size_t>(file_end - s.position), s.position, file_end, True, &v)
         if status == RECORD_BLANK:
             return ENTRIES_BLANK

@@ -12,7 +12,9 @@ from cystore._native.layout cimport (
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.argument_checks cimport exact_text, exact_whole
 from cystore._native.record.property_read cimport property_next, property_view
-from cystore._native.record.record_read cimport parts_of, record_at, record_intact, record_read, walk_begin
+from cystore._native.record.record_read cimport (
+    fetch_ahead, parts_of, record_at, record_intact, record_read, walk_begin
+)
 from cystore._native.record.record_view cimport (
     RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_parts, record_view
 )
@@ -475,10 +477,11 @@ cdef int _walk(const uint8_t* p, int64_t base, int64_t* at, int64_t end, int64_t
     a blank, or with a `status` that is not RECORD_OK."""
     cdef record_view v
     cdef int count = 0
-    cdef int64_t begin = at[0]
+    cdef int64_t begin = at[0], fetched = 0
     status[0] = RECORD_OK
     walk_begin(&v)
     while at[0] < end and count < room and at[0] - begin < WALK_BYTES:
+        fetched = fetch_ahead(p, at[0], fetched, end)
         status[0] = record_at(p + at[0], <size_t>(end - at[0]), base + at[0], base + length, True, &v)
         if status[0] == RECORD_BLANK \
                 or (end - at[0] >= <int64_t>BLANK_SIZE_MIN and record_magic(p + at[0]) == RECORD_MAGIC_BLANK):

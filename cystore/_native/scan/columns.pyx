@@ -22,7 +22,7 @@ from cystore._native.scan.column_state cimport (
     column_state, has_room, name_table, put_row, text_column
 )
 from cystore._native.scan.row_filter cimport RULE_BUCKETS, is_wanted, queue_rule, record_filter, word
-from cystore._native.record.record_read cimport record_at, walk_begin
+from cystore._native.record.record_read cimport fetch_ahead, record_at, walk_begin
 from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
 
 # The most unused bytes in a small buffer.
@@ -37,9 +37,12 @@ cdef int columns_fill(const uint8_t* p, int64_t begin, column_state* s, name_tab
     cdef record_view v
     cdef const uint8_t* at
     cdef int status
+    cdef int64_t fetched = 0
     walk_begin(&v)
     while s.position < s.stop:
         at = p + (s.position - begin)
+        if s.check_checksum:
+            fetched = fetch_ahead(p, s.position - begin, fetched, s.limit - begin)
         status = record_at(at, <size_t>(s.limit - s.position), s.position, s.file_end, s.check_checksum, &v)
         if status == RECORD_BLANK:
             return COLUMNS_BLANK

@@ -21,7 +21,7 @@ from cystore._native.scan.log_walk_record cimport (
     walk_state
 )
 from cystore._native.record.property_read cimport derive_begin, derived, light_place
-from cystore._native.record.record_read cimport walk_begin
+from cystore._native.record.record_read cimport fetch_ahead, walk_begin
 from cystore._native.record.record_view cimport record_view
 
 
@@ -30,9 +30,12 @@ cdef int walk_run(const uint8_t* p, int64_t begin, int64_t end, walk_state* s) n
     cdef int status
     cdef const uint8_t* at
     cdef record_view v      # a local: the compiler can omit reads of unused fields
+    cdef int64_t fetched = 0
     walk_begin(&v)
     while s.position < s.limit:
         at = p + (s.position - begin)
+        if s.check_checksum:
+            fetched = fetch_ahead(p, s.position - begin, fetched, end - begin)
         status = walk_item(at, end - s.position, s, &v)
         if status == WALK_LIMIT and s.in_time_order and s.position >= s.watermark \
                 and v.store_timestamp < s.last_timestamp \
