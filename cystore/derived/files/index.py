@@ -41,13 +41,9 @@ HEADER_BYTES = CONSTANTS["INDEX_HEADER_BYTES"][0]
 SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
 ENTRY_BYTES = CONSTANTS["INDEX_ENTRY_BYTES"][0]
 ALLOCATE_BYTES = 4 * 1024 * 1024
-FAST_ALLOCATE_BYTES = (
-    2 * ALLOCATE_BYTES
-)  # by a dispatcher that enters keys fast; some 2 ms, and a put may wait
 MAX_GUESSES = 100_000  # places tried for the last entry of a file of unknown shape
 _END_AT, _END_OFFSET = field_of("index_header", "end_physical_offset")
 _USED_SLOTS_AT, _ = field_of("index_header", "used_slots")
-
 _SLOT = struct.Struct(">i")  # number of the newest entry
 
 
@@ -446,9 +442,8 @@ class IndexFiles:
         needed = max(needed, HEADER_BYTES + SLOT_BYTES * file.slots)
         end = min(needed + ALLOCATE_BYTES, file.file.length)
         if self._mode is Mode.WRITE:
-            is_fast = self._pace.is_fast(end - needed)
-            if is_fast:
-                end = min(needed + FAST_ALLOCATE_BYTES, file.file.length)
+            if is_fast := self._pace.is_fast(end - needed):
+                end = min(end + ALLOCATE_BYTES, file.file.length)  # each step waits for the interpreter
             with files.opened(self._path(file.name), os.O_RDWR) as fd:
                 files.allocate(fd, begin, end, file.file.path)
             if is_fast:

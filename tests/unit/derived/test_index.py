@@ -421,7 +421,7 @@ def test_the_pages_of_a_fast_index_are_written_ahead(tmp_path, monkeypatch, fast
     files = opened(tmp_path, StoreConfig(max_hash_slot_num=1000, max_index_num=600_000))
     needed = 40 + 4000 + ALLOCATE_BYTES + 20
     files.allocate(files.add(), needed)
-    end = min(needed + index.FAST_ALLOCATE_BYTES, file_length(1000, 600_000))
+    end = min(needed + 2 * ALLOCATE_BYTES, file_length(1000, 600_000))
     assert written == ([(needed, end)] if fast else [])
     assert files._control.index_allocated == (end if fast else needed + ALLOCATE_BYTES)
 
