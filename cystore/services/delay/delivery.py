@@ -67,6 +67,8 @@ class Scheduler:
         # By a queue's slot: the next message, its due time by the queue's entry, and its due time after a check of the
         # record.
         self._waiting: dict[int, tuple[int, int | None, int]] = {}
+        # The last answer of `runs_behind`, and the log position where the messages of those runs end.
+        self._behind: tuple[dict[int, int], int] = {}, 0
         self._transfer = None if appender is None else Transfer(progress, appender)
 
     # ------------------------------------------------------------------------------------------- delivering
@@ -86,7 +88,7 @@ class Scheduler:
         return self._run(max_messages, until_s, wait=True).done
 
     def _run(self, limit: int | None, until_s: float | None, *, wait: bool) -> Progress:
-        control, done, now_ms = self._control, 0, clock.now_ms(self._control)
+        control, done, awaited, now_ms = self._control, 0, 0, clock.now_ms(self._control)
         if self._appender is None or not self._progress.slots() or control.flags & FLAG_SLAVE:
             return Progress(0)  # a slave gets its master's deliveries
         self._reader.help_dispatch()
@@ -97,15 +99,20 @@ class Scheduler:
                     return Progress(done)
                 if not self._progress.count(until_s):
                     return Progress(done, more=True)
-                batch = self._due(
-                    now_ms, BATCH_MESSAGES if limit is None else min(limit - done, BATCH_MESSAGES)
-                )
+                unseen = self._unseen_end()
+                most = BATCH_MESSAGES if limit is None else min(limit - done, BATCH_MESSAGES)
+                batch = [] if unseen else self._due(now_ms, most)
                 put, room = self._put(batch)
                 self._progress.save_if_old(self._config.flush_delay_offset_interval_ms)
             if put and self._config.flush_disk_type == "sync":
                 self._flusher.flush_to(put[-1].physical_offset + put[-1].size_bytes)
             done += len(put)
-            if room is not None:
+            if unseen:
+                if unseen == awaited:
+                    return Progress(done)  # no reader sees yet what is delivered
+                awaited = unseen
+                self._reader.help_dispatch()
+            elif room is not None:
                 room.make()
             elif not batch:
                 return Progress(done)
@@ -114,6 +121,15 @@ class Scheduler:
         return Progress(done, more=True)
 
     # ------------------------------------------------------------------------------- under the deliver lock
+
+    def _unseen_end(self) -> int:
+        """The log position that dispatch has to reach before anything is delivered; 0: it did. Carried messages without
+        an entry are due before others of their level."""
+        behind = self._progress.runs_behind()
+        if behind != self._behind[0]:
+            self._behind = behind, self._control.wrote
+        end = self._behind[1]
+        return end if behind and self._control.dispatched < end else 0  # a damaged one never gets an entry
 
     def _put(self, batch: list[Leaving]) -> tuple[list[PutResult], RoomNeededError | None]:
         """Delivers a batch, counts its delivered messages, and returns the missing resource for the rest."""

@@ -82,6 +82,15 @@ class DeliveryProgress:
         """The first offset of a queue that may be pending."""
         return max(self.shared.offset(slot), self._control.queue_minimum(slot))
 
+    def runs_behind(self) -> dict[int, int]:
+        """The ends of the runs whose last messages have no entries, by slot."""
+        behind = {}
+        for queue_id, slot in self.slots().items():
+            end = self._control.queue_end(slot) if queue_id >= RUN_QUEUES else 0
+            if end > self._queues.get(slot).max_offset:
+                behind[slot] = end
+        return behind
+
     def pending(self) -> dict[int, int]:
         """The number of waiting messages in each level's queues, by level; delivered ones count too until they are
         counted as such."""

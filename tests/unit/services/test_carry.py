@@ -130,6 +130,32 @@ def test_a_carried_message_keeps_its_due_time(path, late):
     check_closed(path, {**SETTINGS, **LEVELS})
 
 
+@pytest.mark.parametrize("dispatches", [True, False])
+def test_a_carried_message_is_not_overtaken_before_it_is_dispatched(path, late, monkeypatch, dispatches):
+    """Seen: another process carried an overdue message before this one got the lock to deliver, and this one delivered
+    the next message of its level."""
+    with opened(path) as store:
+        store.put("T", b"first", delay_level=TWO_DAYS)
+        grow(store)
+        store.put("T", b"second", delay_level=TWO_DAYS)
+        late(4)
+        store.dispatch()
+        scheduler, carrier = store._attached().scheduler, store._attached().cleaner._carrier
+        helps, carried = scheduler._reader.help_dispatch, []
+
+        def help_dispatch():
+            if dispatches or not carried:
+                helps()
+            carried.append(carrier.run(LOG_BYTES))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler._reader, "help_dispatch", help_dispatch)
+            assert store.deliver() == (2 if dispatches else 0)
+            assert carried == [1, 0]
+        assert store.deliver() == (0 if dispatches else 2)
+        assert [bytes(message.body) for message in delivered(store)] == [b"first", b"second"]
+
+
 @pytest.mark.unsanitized  # preloads a library of its own
 def test_what_waits_leaves_in_the_order_of_due_times_however_often_it_was_carried(tmp_path):
     """Twenty days of puts, cleaned every day; the log never holds more than its retention and what waits. A queue is
