@@ -112,3 +112,6 @@ def test_a_message_to_be_put_has_no_source():
     for asked in (target_of, source_text, delivered_copy):
         with pytest.raises(cystore.MessageIllegalError, match="stored"):
             asked(message)
+    for other in (message, cystore.Message.__new__(cystore.Message)):
+        with pytest.raises(cystore.MessageIllegalError, match="copy"):
+            leave_source_out(other)

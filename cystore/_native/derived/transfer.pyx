@@ -214,6 +214,8 @@ def delivered_copy(Message message not None):
 
 def leave_source_out(Message copy not None):
     """Takes the name of its source out of a copy that is not put yet."""
+    if copy.given is None or copy.given.stored_properties is None:
+        raise MessageIllegalError("the message must be a copy of a stored one")
     copy.given.stored_properties = changed_properties(copy.given.stored_properties, {}, (SOURCE,))
 
 

@@ -7,7 +7,8 @@ from cpython.ref cimport Py_DECREF
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
 
 from cystore._native.layout cimport (
-    BLANK_SIZE_MIN, RECORD_MAGIC_BLANK, RECORD_MAGIC_CYSTORE, record_magic, record_queue_id
+    BLANK_SIZE_MIN, HOST_V4_BYTES, HOST_V6_BYTES, RECORD_MAGIC_BLANK, RECORD_MAGIC_CYSTORE, record_magic,
+    record_queue_id
 )
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.argument_checks cimport exact_text, exact_whole
@@ -307,7 +308,9 @@ cdef class Message:
         cdef PutArguments given
         if self.source is not None:
             return _rebuild_stored, (self.start[:self.parts.total_size],)
-        given = _given(self)
+        if self._topic is None:
+            raise MessageIllegalError("a message without a topic cannot be copied")
+        given = self.given
         body = given_body(self)
         if PyObject_CheckBuffer(body):
             body = bytes(memoryview(body))
@@ -367,20 +370,32 @@ def _rebuild_stored(bytes record not None):
     return _fill(record, <const uint8_t*><const char*>record, len(record), 0, None, True)
 
 
-def _rebuild_given(str topic not None, body, keys, tags, properties, unique_key, bytes born_host, bytes store_host,
+def _rebuild_given(topic, body, keys, tags, properties, unique_key, bytes born_host, bytes store_host,
                    bytes stored_properties, int32_t queue_id, int32_t flag, int32_t sys_flag, int32_t reconsume_times,
                    int32_t delay_level, int64_t born_timestamp_ms, int64_t prepared_transaction_offset):
+    """Checks what a put relies on: a pickle may hold anything."""
     cdef Message message = Message.__new__(Message)
     cdef PutArguments given = PutArguments.__new__(PutArguments)
+    if stored_properties is not None and (type(body) is not bytes or born_host is None):
+        raise MessageIllegalError("a message with stored properties must have a body of bytes and a born_host")
     message.given = given
     give_body(message, body)
-    message._topic, message._keys, message._properties = topic, keys, properties
-    message._queue_id = queue_id
+    message._keys, message._properties = keys, properties
+    message._queue_id = <int32_t>_whole("queue_id", queue_id, 0, 0x7FFFFFFF)
     given.tags, given.unique_key, given.stored_properties = tags, unique_key, stored_properties
-    given.born_host, given.store_host = born_host, store_host
-    given.flag, given.sys_flag, given.reconsume_times, given.delay_level = flag, sys_flag, reconsume_times, delay_level
+    given.born_host = _packed_host("born_host", born_host)
+    given.store_host = _packed_host("store_host", store_host)
+    given.delay_level = <int32_t>_whole("delay_level", delay_level, 0, 0x7FFFFFFF)
+    given.flag, given.sys_flag, given.reconsume_times = flag, sys_flag, reconsume_times
     given.born_timestamp_ms, given.prepared_transaction_offset = born_timestamp_ms, prepared_transaction_offset
+    message._topic = exact_text("topic", topic, MessageIllegalError)
     return message
+
+
+cdef inline bytes _packed_host(str field, bytes host):
+    if host is not None and len(host) not in (<int>HOST_V4_BYTES, <int>HOST_V6_BYTES):
+        raise MessageIllegalError(f"{field}: must be {HOST_V4_BYTES} or {HOST_V6_BYTES} bytes, not {len(host)}")
+    return host
 
 
 cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bint verified):

@@ -3,6 +3,7 @@ Method: every parameter with values on and beyond its bounds; stored messages ar
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 
@@ -267,3 +268,56 @@ def test_a_message_whose_arguments_were_refused_is_not_put(tmp_path, refused):
         with pytest.raises(MessageIllegalError, match="topic"):
             store.put_many([message])
         assert store.stats()["put_count"] == 0
+
+
+def state(**changed) -> tuple:
+    """What the pickle of a message to be put holds, with some of it changed."""
+    names = ("topic", "body", "keys", "tags", "properties", "unique_key", "born_host", "store_host", "stored")
+    message = cystore.Message(topic="T", body=b"x", born_host="1.2.3.4:5", store_host="[::1]:6")
+    rebuild, values = message.__reduce__()
+    numbers = dict(zip(("queue_id", "delay_level"), (9, 13), strict=True))
+    found = list(values)
+    for name, value in changed.items():
+        found[numbers[name] if name in numbers else names.index(name)] = value
+    return rebuild, tuple(found)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"topic": None},
+        {"topic": "\udc80"},
+        {"queue_id": -1},
+        {"delay_level": -1},
+        {"born_host": b"x"},
+        {"store_host": b""},
+        {"store_host": bytes(21)},
+        {"stored": b"", "body": 5},
+        {"stored": b"", "body": bytearray(b"x")},
+        {"stored": b"", "born_host": None},
+    ],
+)
+def test_a_pickle_with_what_no_message_has_is_refused(changed):
+    """Seen: a put wrote a record that no reader could read, or bytes from beside an object's memory."""
+    rebuild, values = state(**changed)
+    with pytest.raises(MessageIllegalError):
+        rebuild(*values)
+
+
+def test_the_pickle_of_a_copy_with_stored_properties_is_put(tmp_path):
+    rebuild, values = state(stored=b"a\x01b", store_host=None)
+    with open_small(tmp_path / "s") as store:
+        store.put_many([rebuild(*values)])
+        (message,) = store.scan()
+        assert (message.properties, bytes(message.body), message.born_host) == ({"a": "b"}, b"x", "1.2.3.4:5")
+
+
+def test_a_message_without_a_topic_is_not_copied():
+    """Else its pickle could not be loaded."""
+    refused = cystore.Message.__new__(cystore.Message)
+    with pytest.raises(MessageIllegalError):
+        refused.__init__(topic="T", body=b"x", queue_id=-1)
+    for message in (cystore.Message.__new__(cystore.Message), refused):
+        for made in (pickle.dumps, copy.copy):
+            with pytest.raises(MessageIllegalError, match="without a topic"):
+                made(message)
