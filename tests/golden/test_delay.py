@@ -9,6 +9,8 @@ import shutil
 import pytest
 
 import cystore
+from cystore.services.delay.waiting import WaitingQueues
+from tests.property.test_due_run import content_of
 from tests.support.checks import everything
 from tests.support.golden.cystore_config import cystore_config
 from tests.support.golden.stores import unpack_or_skip
@@ -44,6 +46,19 @@ def test_i9_each_delayed_message_reaches_its_topic_once(delayed, table):
         assert store.stats()["delayed"] == {}
     with cystore.open(delayed.store, **settings) as store:
         assert store.deliver() == 0
+
+
+def test_i9_runs_deliver_what_steps_deliver(delayed, monkeypatch):
+    other = shutil.copytree(delayed.store, delayed.store.with_name("other"))
+    settings = {**cystore_config(delayed.spec), "services": "none"}
+    found = []
+    for path in (delayed.store, other):
+        with cystore.open(path, **settings) as store:
+            end = store.wrote_position
+            assert store.deliver() > 0
+            found.append([content_of(message) for message in store.scan(end)])
+        monkeypatch.setattr(WaitingQueues, "run", lambda self, runs, queue, begin, *_: ([], 0, begin, None))
+    assert found[0] == found[1]
 
 
 def test_i9_with_a_wrong_table_nothing_is_lost(delayed):

@@ -19,7 +19,14 @@ from cystore.services.delay import delivery
 from cystore.services.delay.waiting import WaitingQueues
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import lay_out
-from tests.oracle.record import CYSTORE_MAGIC, SCHEDULE_TOPIC, Record
+from tests.oracle.record import (
+    BORN_HOST_V6,
+    CYSTORE_MAGIC,
+    ROCKETMQ_MAGIC,
+    SCHEDULE_TOPIC,
+    STORE_HOST_V6,
+    Record,
+)
 from tests.property.test_store import few, scratch
 from tests.property.test_transfer import property_strings
 from tests.support.clock import stop
@@ -41,12 +48,28 @@ plain = st.builds(
     st.sampled_from([b"T", b"U"]),
     st.sampled_from([b"", b"\x02DELAY_DUE\x01%d" % (NOW_MS + 1500), b"\x02DELAY_DUE\x01%d" % (NOW_MS + 90)]),
 )
-# A waiting message: its queue, the time since the one before it, its properties.
+# More properties than usual, longer ones, other alphabets, and levels that the store has not.
+large = st.sampled_from(
+    [
+        *(b"DELAY\x01%s" % level + TARGET for level in (b"0", b"4", b"-1", b"x", b"2147483648", b"9" * 30)),
+        b"KEYS\x01" + b"k" * 20_000 + TARGET,
+        b"KEYS\x01" + b" ".join(b"k%d" % n for n in range(500)) + TARGET,
+        b"\x02".join(b"p%d\x01%d" % (n, n) for n in range(2_000)) + TARGET,
+        "键\x01值\x02\U0001f600\x01é".encode() + TARGET + "\x02é".encode(),
+    ]
+)
+# A waiting message: its queue, the time since the one before it, its properties, and the least length of its body.
 waiting = st.tuples(
     st.sampled_from(QUEUES),
     st.sampled_from([*[0, 1, 7, 200] * 6, 1_000, 4_000, YEAR_MS]),
-    st.one_of(*[plain] * 6, property_strings),
+    st.one_of(*[plain] * 6, large, property_strings),
+    st.sampled_from([*[0] * 8, 1_000, 20_000]),  # some end a file
 )
+FORMATS = {
+    "cystore": (CYSTORE_MAGIC,),
+    "rocketmq": (ROCKETMQ_MAGIC,),
+    "both": (CYSTORE_MAGIC, ROCKETMQ_MAGIC),
+}
 # Number of a message, and what becomes of it when it is dispatched.
 HARMS = ["record", "range", "hole", "hole", "due time", "far unit", "size", "place"]
 harm = st.tuples(st.integers(0, 29), st.sampled_from(HARMS))
@@ -55,16 +78,25 @@ steps = st.lists(
 )
 
 
-def written(path: Path, messages: list[tuple[int, int, bytes]]) -> tuple[dict, list[Record], int]:
-    """A store whose log has these messages; returns its settings, the records, and the log's end."""
+def written(
+    path: Path, messages: list[tuple[int, int, bytes, int]], formats: str = "cystore"
+) -> tuple[dict, list[Record], int]:
+    """A store whose log has these messages; returns its settings, the records, and the log's end. Some have hosts of
+    IPv6."""
     bare, next_offset, stamp_ms = [], dict.fromkeys(QUEUES, 0), NOW_MS
-    for number, (queue_id, later_ms, raw) in enumerate(messages):
+    for number, (queue_id, later_ms, raw, least) in enumerate(messages):
         stamp_ms += later_ms
+        sys_flag = (0, 0, 0, BORN_HOST_V6, STORE_HOST_V6 | 1)[number % 5]
         bare.append(
             Record(
                 topic=SCHEDULE_TOPIC,
-                body=b"%d" % number,
-                magic=CYSTORE_MAGIC,
+                body=(b"%d" % number).ljust(least),
+                magic=FORMATS[formats][number % len(FORMATS[formats])],
+                flag=number,
+                sys_flag=sys_flag,
+                reconsume_times=number % 3,
+                born_host=bytes(range(20 if sys_flag & BORN_HOST_V6 else 8)),
+                store_host=bytes(range(20 if sys_flag & STORE_HOST_V6 else 8)),
                 queue_id=queue_id,
                 queue_offset=next_offset[queue_id],
                 born_timestamp_ms=NOW_MS,
@@ -75,7 +107,8 @@ def written(path: Path, messages: list[tuple[int, int, bytes]]) -> tuple[dict, l
         next_offset[queue_id] += 1
     log, records, end = lay_out(bare, FILE_BYTES)
     stores.write_log(path, log, records, Checkpoint(), clean=False)
-    return stores.config(log) | LEVELS | {"services": "none"}, records, end
+    settings = stores.config(log) | LEVELS | {"services": "none"}
+    return settings | {"record_format": "rocketmq" if formats == "rocketmq" else "cystore"}, records, end
 
 
 def damage(store: cystore.MessageStore, path: Path, record: Record, what: str) -> None:
@@ -125,6 +158,14 @@ def heard():
         logger.removeHandler(handler)
 
 
+def content_of(m: cystore.Message) -> tuple:
+    """All of a delivered message but the time of its delivery."""
+    place = m.topic, m.queue_id, m.queue_offset, m.physical_offset, m.size_bytes, m.record_format
+    hosts = m.born_timestamp_ms, m.born_host, m.store_host
+    numbers = m.flag, m.sys_flag, m.reconsume_times, m.prepared_transaction_offset
+    return place, hosts, numbers, bytes(m.body), m.properties_bytes
+
+
 def delivered(path: Path, config: dict, records: list[Record], end: int, harms, moves):
     """Delivers the store step by step: what each step delivered, what was logged, and where each queue stands."""
     found: list = []
@@ -141,8 +182,7 @@ def delivered(path: Path, config: dict, records: list[Record], end: int, harms, 
             found.append(store.deliver(max_messages=limit))
         progress = store._attached().delivered
         found.append({queue_id: progress.offset(slot) for queue_id, slot in progress.slots().items()})
-        for m in store.scan(end):
-            found.append((m.topic, m.queue_id, bytes(m.body), m.properties_bytes, m.born_timestamp_ms))
+        found += [content_of(message) for message in store.scan(end)]
         return found, [line.replace(str(path), "") for line in lines]
 
 
@@ -154,12 +194,13 @@ def delivered(path: Path, config: dict, records: list[Record], end: int, harms, 
     st.sampled_from(["mapping", "pread"]),
     st.sampled_from([1, 3, 256]),
     st.sampled_from([500, 1 << 20]),
+    st.sampled_from(list(FORMATS)),
 )
-def test_i9_runs_deliver_as_steps_do(messages, harms, moves, through, batch, batch_bytes):
+def test_i9_runs_deliver_as_steps_do(messages, harms, moves, through, batch, batch_bytes, formats):
     with scratch() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(delivery, "BATCH_MESSAGES", batch)
         patch.setattr(delivery, "BATCH_BYTES", batch_bytes)
-        config, records, end = written(path, messages)
+        config, records, end = written(path, messages, formats)
         config["read_through"] = through
         other = path.with_name("other")
         shutil.copytree(path, other)
@@ -170,7 +211,7 @@ def test_i9_runs_deliver_as_steps_do(messages, harms, moves, through, batch, bat
 
 def test_plain_messages_leave_in_runs(tmp_path, monkeypatch):
     """Else the comparison above would compare steps with steps."""
-    config, _, _ = written(tmp_path / "store", [(0, 0, b"DELAY\x011" + TARGET)] * 200)
+    config, _, _ = written(tmp_path / "store", [(0, 0, b"DELAY\x011" + TARGET, 0)] * 200)
     config["mapped_file_size_consume_queue_bytes"] = 200 * 20  # a run ends with its file
     taken = []
     run = WaitingQueues.run
