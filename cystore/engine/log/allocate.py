@@ -143,19 +143,20 @@ class Allocator:
             return
         self.keep_headroom()
         try:
-            # Makes only the files that this append needs: the name of each has to become durable first.
-            step = min(self._target(), self._end_of_files(needed))
+            # Makes only the files that this append needs: the name of each has to become durable first. The step is
+            # short however fast appends come: they wait for it.
+            step = min(self._target(self._ahead_bytes), self._end_of_files(needed))
             self._allocate_up_to(max(needed, step))
         except StoreFullError:
             self._allocate_up_to(
                 needed
             )  # the disk has no room for a whole step: allocate only for this append
 
-    def _target(self, files_ahead: int = 1) -> int:
+    def _target(self, ahead_bytes: int, files_ahead: int = 1) -> int:
         """The end of the next step, at most `files_ahead` whole files ahead."""
         wrote, file_bytes = self._control.log_end, self._commit_log.file_bytes
         most = self._commit_log.files.base_of(wrote) + (1 + files_ahead) * file_bytes
-        return min(wrote + self._room_ahead, most)
+        return min(wrote + ahead_bytes, most)
 
     @property
     def _room_ahead(self) -> int:
@@ -304,8 +305,9 @@ class Allocator:
         the lock, or has reserved it."""
         control, wrote = self._control, self._control.log_end
         in_memory = self._pace.fills_large_pages and not control.flags & FLAG_SLAVE
-        end = min(self._target(MOST_FILES_AHEAD if in_memory else 1), self._end_of_files())
-        if control.allocated - wrote >= self._room_ahead // 2 or control.allocated >= end:
+        ahead = self._room_ahead
+        end = min(self._target(ahead, MOST_FILES_AHEAD if in_memory else 1), self._end_of_files())
+        if control.allocated - wrote >= ahead // 2 or control.allocated >= end:
             return True
         while (at := control.allocated) < end:
             if self._has_headroom and self._has_file(at):

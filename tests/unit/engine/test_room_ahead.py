@@ -268,6 +268,17 @@ def test_a_slave_of_a_fast_master_has_more_room_ahead(tmp_path, monkeypatch):
         assert room_after(1000 * MIB) == allocate.FAST_AHEAD_TIMES
 
 
+def test_a_put_that_waits_for_room_makes_a_short_step(tmp_path):
+    """All puts wait meanwhile. The service makes the rest."""
+    settings = {"mapped_file_size_commit_log_bytes": 64 * MIB, "allocate_ahead_bytes": MIB}
+    with open_small(tmp_path / "s", **settings) as store:
+        control, allocator = store._parts.control, store._parts.allocator
+        allocator._pace.bytes_per_s = 1000 * MIB
+        for _ in range(9):
+            store.put("T", body_for(MIB // 2))
+            assert control.allocated - control.wrote <= MIB
+
+
 def test_room_is_reserved_in_pieces(tmp_path, monkeypatch):
     """Meanwhile nobody else may write to the file: a slave does."""
     monkeypatch.setattr(allocate, "RESERVED_BYTES", MIB)
