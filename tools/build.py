@@ -62,6 +62,7 @@ def build(variant: str = "inplace") -> Path:
         if variant == "fuzz":
             _build_coverage()
         drop_stale_libraries(target)
+        drop_generated_without_source()
         if variant != "inplace":
             drop_stale_sources(target)
         done = subprocess.run(
@@ -169,6 +170,16 @@ def drop_stale_libraries(target: Path) -> None:
     for path in native.rglob("*.so"):
         room = native / path.name.partition(".")[0]
         if path.parent != native or not (room / "__init__.py").exists():
+            path.unlink()
+
+
+def drop_generated_without_source() -> None:
+    """Removes from Cython's output the C of a deleted module and the copy of a deleted header. Cython keeps both, and
+    the C compiler finds such a header before the one of that name in another room."""
+    output = ROOT / "build" / "cython"
+    for path in list(output.rglob("*")):
+        source = ROOT / path.relative_to(output)
+        if path.is_file() and not (source.with_suffix(".pyx") if path.suffix == ".c" else source).exists():
             path.unlink()
 
 

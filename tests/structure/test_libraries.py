@@ -1,5 +1,5 @@
 """Goal: the kernels are few libraries, one for each room, and each module is found in its room's. Method: look at the
-built tree, import from it, and build with a library in the way that no build makes any more."""
+built tree, import from it, and build with files in the way that no build makes any more."""
 
 from __future__ import annotations
 
@@ -47,3 +47,24 @@ def test_a_build_keeps_no_library_that_it_does_not_make(tmp_path):
     made.touch()
     build.drop_stale_libraries(tmp_path)
     assert list(tmp_path.rglob("*.so")) == [made]
+
+
+def test_a_build_keeps_no_output_of_cython_without_a_source(tmp_path, monkeypatch):
+    """A header that moved to another room would still be found in its old one."""
+    (tmp_path / "setup.py").write_text("")
+    sources = ["layout.h", "record/message.pyx", "memory/atomics.h", "memory/atomics.pxd"]
+    made = ["layout.h", "record/message.c", "memory/atomics.h", "memory/atomics.pxd"]
+    stale = [
+        "record/atomics.h",
+        "record/atomics.pxd",
+        "record/digest.c",
+        "old_room/message.c",
+        "old_room/layout.h",
+    ]
+    rooms, output = tmp_path / "cystore" / "_native", tmp_path / "build" / "cython" / "cystore" / "_native"
+    for path in [*(rooms / name for name in sources), *(output / name for name in made + stale)]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    build.build()
+    assert sorted(str(path.relative_to(output)) for path in output.rglob("*.*")) == sorted(made)
