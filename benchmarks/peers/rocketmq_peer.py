@@ -6,7 +6,11 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from benchmarks.suite.failures import MeasureError, reason
 from benchmarks.suite.workload import Job, Measure
 from tests.support.interop import rocketmq
 
@@ -33,8 +37,25 @@ TIMEOUT_S = 900
 NOT_FACTS = {"peer", "case", "count", "seconds", "ns_per_op", "ops_per_s", "config", "body_bytes", "keys"}
 
 
+def ask(case: str, folder: Path, options: Mapping[str, object]) -> dict[str, Any]:
+    """The answer of the Java program, which makes its store in the folder. Raises MeasureError."""
+    try:
+        jars = rocketmq.build()
+    except rocketmq.Unavailable as error:
+        raise MeasureError(str(error)) from None
+    command = [str(jars.java), *JVM_FLAGS, "-jar", str(jars.bench), case, "--dir", str(folder / "store")]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    try:
+        done = subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise MeasureError(f"RocketMQ, {case}: not finished after {TIMEOUT_S} s") from None
+    if done.returncode:
+        raise MeasureError(f"RocketMQ, {case}: {reason(done.stderr, done.returncode)}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
 def _run(job: Job) -> Measure:
-    jars = rocketmq.build()
     options: dict[str, object] = {"count": job.count}
     if job.case != "offsets":
         options.update({"body-bytes": job.body_bytes, "keys": job.keys})
@@ -52,20 +73,7 @@ def _run(job: Job) -> Measure:
     if "segment_bytes" in job.options:
         options["segment-bytes"] = job.options["segment_bytes"]
     with tempfile.TemporaryDirectory(dir=job.folder) as folder:
-        command = [
-            str(jars.java),
-            *JVM_FLAGS,
-            "-jar",
-            str(jars.bench),
-            CASES[job.case],
-            "--dir",
-            f"{folder}/store",
-        ]
-        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        done = subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT_S, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
-    answer = json.loads(done.stdout)
+        answer = ask(CASES[job.case], Path(folder), options)
     facts = {name: value for name, value in answer.items() if name not in NOT_FACTS}
     return Measure(1_000_000_000, answer["ns_per_op"], facts)  # the answer has the time of its median round
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cystore
+from cystore.config import INT_MAX
 from cystore.engine.inspect.control_words import read_words
 
 BODY_BYTES = 1024
@@ -22,6 +23,7 @@ RECORD_BYTES = BODY_BYTES + 91 + 10 + 64  # rounded up
 BODY = b"0123456789abcdef" * (BODY_BYTES // 16)
 KEYS = [(f"key-{number}",) for number in range(1024)]
 LOOK_S = 0.0002
+MIB = 1 << 20
 CERTIFICATE = (
     "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out own.pem"
 )
@@ -80,7 +82,7 @@ def loopback(folder: Path, file_bytes: int, **settings: Any) -> Iterator[Loopbac
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         port = asked.getsockname()[1]
-    file_bytes = max(64 << 20, -(-file_bytes // (1 << 20)) << 20)
+    file_bytes = max(64 * MIB, -(-file_bytes // MIB) * MIB)
     with cystore.open(
         folder / "master",
         services="all",
@@ -95,6 +97,11 @@ def loopback(folder: Path, file_bytes: int, **settings: Any) -> Iterator[Loopbac
         finally:
             if pair.slave is not None:
                 pair.slave.communicate(timeout=60)
+
+
+def most_puts(rounds: int) -> int:
+    """How many puts each round may have, so that one log file holds so many rounds."""
+    return INT_MAX // MIB * MIB // (rounds * RECORD_BYTES)
 
 
 def puts(store: cystore.MessageStore, count: int) -> float:

@@ -48,15 +48,20 @@ class Rounds(NamedTuple):
     backlog_bytes_per_s: float
 
 
+def room(rounds: int) -> int:
+    """For how many rounds each log has room: twice those that it gets."""
+    return 2 * (BEFORE + rounds)
+
+
 def shipped(folder: Path, count: int, rounds: int, pace: int, **settings: Any) -> Rounds:
     """Pairs of rounds of `count` puts, `pace` of them a second. 0: as fast as they go."""
-    bytes_ = (BEFORE + rounds) * count * RECORD_BYTES
+    bytes_ = room(rounds) * count * RECORD_BYTES
     with ExitStack() as stack:
         alone, beside = (
-            stack.enter_context(loopback(folder / name, 2 * bytes_, **settings)) for name in ("a", "b")
+            stack.enter_context(loopback(folder / name, bytes_, **settings)) for name in ("a", "b")
         )
         for pair in (alone, beside):
-            pair.make_pages(bytes_)
+            pair.make_pages(bytes_ // 2)
             puts(pair.master, BEFORE * count)
             pair.make_pages(rounds * count * RECORD_BYTES)
             pair.settle()

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ import cystore
 from benchmarks import native
 from benchmarks.peers import cystore_peer, cystore_read_peer, futex_peer, rocketmq_peer
 from benchmarks.suite import workload
+from benchmarks.suite.failures import MeasureError, reason
 from benchmarks.suite.workload import TAG, TOPIC, Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -368,11 +369,13 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def run(part: Callable[..., Any], folder: Path, *numbers: float) -> Any:
-    """Runs a part in a process of its own; returns its result."""
+    """Runs a part in a process of its own; returns its result. Raises MeasureError."""
     with tempfile.TemporaryDirectory(dir=folder) as parent:
         given = [part.__name__, parent, *map(str, numbers)]
         command = [sys.executable, "-m", "benchmarks.store.writes", "--part", *given]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+        if done.returncode:
+            raise MeasureError(f"{part.__name__}: {reason(done.stderr, done.returncode)}")
         return json.loads(done.stdout)
 
 
@@ -382,12 +385,10 @@ def _long_run(part: Callable[..., Any], folder: Path, count: int, *numbers: floa
     return run(part, folder, count, *numbers)
 
 
-def rate_rows(folder: Path, count: int, seconds: float) -> list[Row]:
+def rate_rows(folder: Path, count: int, seconds: float) -> Iterator[Row]:
     """A long run of puts with default settings, beside puts into prepared segments, and what no store that maps its log
-    could do without, in the same minute."""
+    could do without, in the same minute. The rows of a peer come after those that do without it."""
     ours, best = _long_run(sustained, folder, count), _long_run(prepared, folder, min(count, 2_000_000))
-    peer = run(lmdb_at_its_best, folder, min(count // 20, 200_000))
-    there, built = _long_run(rocketmq_sustained, folder, count)
     new, ahead = (_long_run(copy_into_new_pages, folder, count, FLUSH_S, size) for size in (0, AHEAD_BYTES))
     called = ahead + run(call_nothing, folder, min(count, 2_000_000))
     floors, what = (
@@ -400,32 +401,29 @@ def rate_rows(folder: Path, count: int, seconds: float) -> list[Row]:
             f"the most over {name}, by each of these floors", ", ".join(f"{ns / f:.1f} ×" for f in floors)
         )
 
-    return [
-        Row(
-            f"{what}: speed beside prepared segments",
-            f"{best / ours:.2f} × ({ours:.0f} ns, {best:.0f})",
-            "≥ 0.75 ×",
-            best / ours >= 0.75,
-        ),
-        Row(
-            f"{what}: beside LMDB at its best",
-            f"{peer / ours:.1f} × ({peer:.0f} ns)",
-            "≥ 8 ×",
-            peer / ours >= 8,
-        ),
-        Row(
-            f"{what}: beside RocketMQ, its flush and dispatch running",
-            f"{there / ours:.1f} × ({there:.0f} ns; {built / ours:.1f} ×, {built:.0f}, built on the way)",
-            "≥ 6 ×",
-            there / ours >= 6,
-        ),
-        Row("memcpy loop in C into new pages of a file that is synced as often", f"{new:.0f} ns a record"),
-        Row("the same loop, another thread makes the pages by writes of zeros", f"{ahead:.0f} ns a record"),
-        Row("that loop, and a call from Python of a function in C that does nothing", f"{called:.0f} ns"),
-        most("LMDB", peer),
-        most("RocketMQ", there),
-        most("RocketMQ, messages built on the way", built),
-    ]
+    yield Row(
+        f"{what}: speed beside prepared segments",
+        f"{best / ours:.2f} × ({ours:.0f} ns, {best:.0f})",
+        "≥ 0.75 ×",
+        best / ours >= 0.75,
+    )
+    yield Row("memcpy loop in C into new pages of a file that is synced as often", f"{new:.0f} ns a record")
+    yield Row("the same loop, another thread makes the pages by writes of zeros", f"{ahead:.0f} ns a record")
+    yield Row("that loop, and a call from Python of a function in C that does nothing", f"{called:.0f} ns")
+    peer = run(lmdb_at_its_best, folder, min(count // 20, 200_000))
+    yield Row(
+        f"{what}: beside LMDB at its best", f"{peer / ours:.1f} × ({peer:.0f} ns)", "≥ 8 ×", peer / ours >= 8
+    )
+    yield most("LMDB", peer)
+    there, built = _long_run(rocketmq_sustained, folder, count)
+    yield Row(
+        f"{what}: beside RocketMQ, its flush and dispatch running",
+        f"{there / ours:.1f} × ({there:.0f} ns; {built / ours:.1f} ×, {built:.0f}, built on the way)",
+        "≥ 6 ×",
+        there / ours >= 6,
+    )
+    yield most("RocketMQ", there)
+    yield most("RocketMQ, messages built on the way", built)
 
 
 def floor_rows(folder: Path, count: int, seconds: float) -> list[Row]:
@@ -541,6 +539,14 @@ GROUPS = {
 }
 
 
+def _measured(name: str, rows: Callable[..., Iterable[Row]], options: argparse.Namespace) -> Iterator[Row]:
+    """The rows of a group; one that failed ends with a row that says why."""
+    try:
+        yield from rows(options.folder, (options.mib << 20) // RECORD_BYTES, options.seconds)
+    except MeasureError as error:
+        yield Row(name, f"not measured: {error}", "", False)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks writes", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"only these of {', '.join(GROUPS)}")
@@ -556,7 +562,7 @@ def main(arguments: list[str]) -> int:
     print("| | measured | must be | |\n|---|---:|---:|---|", flush=True)
     for name, rows in GROUPS.items():
         if not options.groups or name in options.groups:
-            for row in rows(options.folder, (options.mib << 20) // RECORD_BYTES, options.seconds):
+            for row in _measured(name, rows, options):
                 verdict = "" if row.reached is None else "reached" if row.reached else "**missed**"
                 print(f"| {row.what} | {row.measured} | {row.goal} | {verdict} |", flush=True)
                 reached = reached and row.reached is not False

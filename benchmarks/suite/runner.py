@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite.cases import Case, Contestant, Goal
+from benchmarks.suite.failures import MeasureError, reason
 from benchmarks.suite.workload import Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,10 +83,6 @@ def run(case: Case, *, rounds: int, quick: bool, folder: Path, progress: Callabl
     return Result(case, rows)
 
 
-class MeasureError(RuntimeError):
-    """A contestant could not be measured; the text is its last line of output."""
-
-
 def _measure(peer: str, job: Job) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.suite.worker", peer, job.to_json()]
     with subprocess.Popen(
@@ -99,7 +96,6 @@ def _measure(peer: str, job: Job) -> dict[str, Any]:
                 raise MeasureError(f"not finished after {TIMEOUT_S} s") from None
             raise
     if process.returncode:
-        lines = [line for line in errors.strip().splitlines() if line and not line.startswith(" ")]
-        raise MeasureError(lines[-1] if lines else f"exit code {process.returncode}")
+        raise MeasureError(reason(errors, process.returncode))
     answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer
