@@ -5,6 +5,9 @@ disk is one that says so."""
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +28,7 @@ from tests.ha.failover.test_members import (
     until_some,
 )
 from tests.ha.failover.test_members import etcd as etcd
-from tests.support.ha.etcd import needs_etcd
+from tests.support.ha.etcd import EtcdServer, needs_etcd
 from tests.support.ha.ha_pair import until
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
@@ -33,6 +36,29 @@ from tests.support.small_stores import SETTINGS
 pytestmark = needs_etcd
 FULL = "import cystore.engine.log.disk_space as place; kept = place.space_of; place.space_of = lambda root: (100.0, 0)"
 FREE = "place.space_of = kept"
+
+
+def never_for_two_leases(found: Callable[[], object]) -> None:
+    with pytest.raises(TimeoutError):
+        until_some(found, 2 * LEASE_MS / 1000)
+
+
+@contextmanager
+def master_alone(tmp_path: Path, etcd: EtcdServer) -> Iterator[Process]:
+    """The process of member a, which takes puts."""
+    with Process() as a:
+        a.do(OPENED, path=str(tmp_path / "a"), settings=settings(etcd, "a"))
+        until(lambda: a.do(TRIED) == "")
+        yield a
+
+
+@contextmanager
+def slave_of_it(tmp_path: Path, etcd: EtcdServer) -> Iterator[Process]:
+    """The process of member b, in sync with member a."""
+    with Process() as b:
+        b.do(OPENED, path=str(tmp_path / "b"), settings=settings(etcd, "b"))
+        until(lambda: in_sync(etcd) == {"a", "b"})
+        yield b
 
 
 def test_a_copy_of_a_member_is_no_candidate_and_ends_no_lease(tmp_path, etcd, caplog):
@@ -53,8 +79,7 @@ def test_a_copy_of_a_member_is_no_candidate_and_ends_no_lease(tmp_path, etcd, ca
         assert seen(etcd).master.epoch == epoch
     until(lambda: not master(etcd))
     with cystore.open(tmp_path / "backup", **copy_settings) as backup:
-        with pytest.raises(TimeoutError):
-            until_some(lambda: master(etcd), 2 * LEASE_MS / 1000)
+        never_for_two_leases(lambda: master(etcd))
         # The only copy that is left: an operator decides.
         with group_of(role_of(backup._attached().manifest.snapshot()), backup.settings) as group:
             promote(group, "a", 20.0)
@@ -75,11 +100,7 @@ def test_a_backup_with_the_inode_of_the_removed_member_is_a_copy(tmp_path, monke
 
 
 def test_a_master_with_a_full_disk_gives_the_role_to_a_member_with_space(tmp_path, etcd):
-    with Process() as a, Process() as b:
-        a.do(OPENED, path=str(tmp_path / "a"), settings=settings(etcd, "a"))
-        until(lambda: a.do(TRIED) == "")
-        b.do(OPENED, path=str(tmp_path / "b"), settings=settings(etcd, "b"))
-        until(lambda: in_sync(etcd) == {"a", "b"})
+    with master_alone(tmp_path, etcd) as a, slave_of_it(tmp_path, etcd) as b:
         a.do(FULL)
         until(lambda: master(etcd) == "b")
         until(lambda: b.do(TRIED) == "")
@@ -89,14 +110,11 @@ def test_a_master_with_a_full_disk_gives_the_role_to_a_member_with_space(tmp_pat
 
 @pytest.mark.slow
 def test_a_master_with_a_full_disk_stays_if_nobody_has_its_log(tmp_path, etcd):
-    with Process() as a:
-        a.do(OPENED, path=str(tmp_path / "a"), settings=settings(etcd, "a"))
-        until(lambda: a.do(TRIED) == "")
+    with master_alone(tmp_path, etcd) as a:
         epoch = seen(etcd).master.epoch
         a.do(FULL)
         until(lambda: a.do(TRIED) == "StoreFullError")
-        with pytest.raises(TimeoutError):
-            until_some(lambda: master(etcd) != "a", 2 * LEASE_MS / 1000)
+        never_for_two_leases(lambda: master(etcd) != "a")
         a.do(FREE)
         until(lambda: a.do(TRIED) == "")
         assert seen(etcd).master.epoch == epoch
@@ -106,18 +124,13 @@ def test_a_master_with_a_full_disk_stays_if_nobody_has_its_log(tmp_path, etcd):
 def test_members_with_full_disks_do_not_pass_the_role_around(tmp_path, etcd):
     """Seen: members whose disks became full together, as equal disks with equal logs do, had a new master in each
     lease."""
-    with Process() as a, Process() as b:
-        a.do(OPENED, path=str(tmp_path / "a"), settings=settings(etcd, "a"))
-        until(lambda: a.do(TRIED) == "")
-        b.do(OPENED, path=str(tmp_path / "b"), settings=settings(etcd, "b"))
-        until(lambda: in_sync(etcd) == {"a", "b"})
+    with master_alone(tmp_path, etcd) as a, slave_of_it(tmp_path, etcd) as b:
         b.do(FULL)
         until(lambda: seen(etcd).full == {"b"})
         epoch = seen(etcd).master.epoch
         a.do(FULL)
         until(lambda: seen(etcd).full == {"a", "b"})
-        with pytest.raises(TimeoutError):
-            until_some(lambda: not master(etcd) or seen(etcd).master.epoch != epoch, 2 * LEASE_MS / 1000)
+        never_for_two_leases(lambda: not master(etcd) or seen(etcd).master.epoch != epoch)
         b.do(FREE)
         until(lambda: master(etcd) == "b")
         until(lambda: b.do(TRIED) == "")
