@@ -222,13 +222,22 @@ def make_directory(path: Path, *, durable: bool = True) -> None:
     names later."""
     if _is_folder(path):
         return
-    make_directory(path.parent, durable=durable)
-    with translated(path), inside(path) as (folder, name), contextlib.suppress(FileExistsError):
+    with translated(path):
+        try:
+            _make_in_folder(path)
+        except FileNotFoundError:
+            make_directory(path.parent, durable=durable)
+            _make_in_folder(path)
+    if durable:
+        sync_directory(path.parent)
+
+
+def _make_in_folder(path: Path) -> None:
+    """Makes a folder inside one that exists. Raises OSError."""
+    with inside(path) as (folder, name), contextlib.suppress(FileExistsError):
         os.mkdir(name, DIRECTORY_MODE, dir_fd=folder)
         if is_shared(os.fstat(folder)):
             os.chmod(name, SHARED_DIRECTORY_MODE, dir_fd=folder)
-    if durable:
-        sync_directory(path.parent)
 
 
 def make_root(path: Path, group: int | None) -> None:
@@ -265,10 +274,14 @@ def temporary(root: Path) -> Temporary:
     gets its path; when the block ends, no file has that name any more. Raises StoreMovedError."""
     check_place(root)
     folder = root / TMP_DIRECTORY
-    make_directory(folder)
     name = os.urandom(16).hex()
     with translated(folder):
-        return Temporary(open_folder(folder), name, folder / name)
+        try:
+            opened_folder = open_folder(folder)
+        except FileNotFoundError:
+            make_directory(folder)
+            opened_folder = open_folder(folder)
+        return Temporary(opened_folder, name, folder / name)
 
 
 def opened_draft(draft: Path, path: Path) -> Descriptor:
@@ -356,8 +369,9 @@ def reserve(path: Path, length: int) -> None:
 
 def create_sized(
     root: Path, path: Path, length: int, allocated_bytes: int, *, replace: bool = False, durable: bool = True
-) -> None:
-    """Makes `path` with its full `length`, all zeros, and reserves its first `allocated_bytes`.
+) -> bool:
+    """Makes `path` with its full `length`, all zeros, and reserves its first `allocated_bytes`. False if another
+    process made it first.
 
     The file gets its name after its content is durable. Unless `replace` is set, it never replaces another file; if
     another process makes the file first, that is no error. A crash leaves at most a file in tmp/; the next load
@@ -389,6 +403,7 @@ def create_sized(
             if named:
                 _give_up(path)  # a later caller that found the name would take it for durable
             raise
+    return named
 
 
 def _renameat2(source: Path, target: Path, flag: int) -> None:

@@ -39,7 +39,7 @@ class MultiPathMappedFileQueue(MappedFileQueue):
         self._folders[base] = path.parent
         return path
 
-    def _make(self, path: Path, base: int, allocated_bytes: int) -> None:
+    def _make(self, path: Path, base: int, allocated_bytes: int) -> bool:
         undisturbed(
             partial(
                 self._log_folders.make,
@@ -50,6 +50,7 @@ class MultiPathMappedFileQueue(MappedFileQueue):
                 durable=self._durable_names,
             )
         )
+        return False  # another process may have been faster
 
     def sync_removed(self) -> None:
         """Makes removals without `durable` durable."""

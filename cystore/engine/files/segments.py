@@ -26,6 +26,7 @@ Prepared = TypeVar("Prepared")
 
 NAME_DIGITS = 20
 POSITIONS_END = 1 << 63  # positions are long in RocketMQ
+NOTHING_RESERVED = -1, 0
 MAKE_TRIES = 5  # another process may remove a file before it is mapped
 OURS = ("CYSTORE",)  # the marker file in commitlog/
 
@@ -56,6 +57,8 @@ def sizes_in(folder: Path) -> dict[int, int]:
     try:
         with folders.open_folder(folder) as opened:
             found = log_files.list_files(opened, OURS[0].encode())
+    except FileNotFoundError:
+        return {}
     except OSError:
         found = None
     return _sizes_one_by_one(folder) if found is None else found
@@ -123,6 +126,8 @@ class MappedFileQueue:
             self._odd_length = "mend" if mode is Mode.WRITE else "skip"
         self._lock = os_threads.RLock()
         self._configured_bytes = file_bytes
+        # (base, bytes) of the file that `create` made and mapped last, until the next `allocate` or mapping
+        self._reserved = NOTHING_RESERVED
         self._forgotten = 0  # how often all mappings were dropped
         self._bases = self._list()
 
@@ -218,6 +223,7 @@ class MappedFileQueue:
                 return None
             forgotten = self._forgotten
             found = self._map(base)
+            self._reserved = NOTHING_RESERVED
             if found is None:
                 return None
             place = bisect_left(self._bases, base)
@@ -294,19 +300,22 @@ class MappedFileQueue:
                     self._bases = sorted({*self._bases, base})
                 return existing
         for _ in range(MAKE_TRIES):
-            path = self.path(base)
+            path, made = self.path(base), False
             if not path.exists():
-                self._make(path, base, allocated_bytes)
+                made = self._make(path, base, allocated_bytes)
             elif self._durable_names:
                 files.sync_directory(path.parent)  # the maker of the name may have died before this
             created = self.get(base)
             if created is not None:
+                self._reserved = (base, allocated_bytes) if made else NOTHING_RESERVED
                 return created
         raise StoreFormatError("another process removed the file while it was made", path=self.path(base))
 
-    def _make(self, path: Path, base: int, allocated_bytes: int) -> None:
-        """Makes a file that no folder had a moment ago."""
-        files.create_sized(self.root, path, self.file_bytes, allocated_bytes, durable=self._durable_names)
+    def _make(self, path: Path, base: int, allocated_bytes: int) -> bool:
+        """Makes a file that no folder had a moment ago. True if the file is this call's, with all of that space."""
+        return files.create_sized(
+            self.root, path, self.file_bytes, allocated_bytes, durable=self._durable_names
+        )
 
     def sync_removed(self) -> None:
         """Makes removals without `durable` durable."""
@@ -339,6 +348,9 @@ class MappedFileQueue:
         if file is None or self.mode is not Mode.WRITE:
             return
         end = min(end, self.file_bytes)
+        reserved, self._reserved = self._reserved, NOTHING_RESERVED
+        if base == reserved[0] and end <= reserved[1] and files.is_at(self.path(base), file):
+            return
         files.allocate_mapped(self.path(base), file, begin, end)
 
     def remove(self, base: int, *, durable: bool = True) -> None:

@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from cystore import GetStatus
+from cystore.engine.files.segments import MappedFileQueue
 from cystore.system import files
 from tests.support.small_stores import open_small
 
@@ -64,18 +65,19 @@ def test_dispatch_goes_on_where_a_file_is_deleted_between_its_mapping_and_its_gr
     folder = tmp_path / "s" / kind / "A" / "0"
     deleted = []
 
-    def deletes(path, file, begin, end, grow=files.allocate_mapped):
+    def deletes(queue, base, begin, end, grow=MappedFileQueue.allocate):
+        path = queue.path(base)
         if path.parent == folder and begin < end and len(deleted) < 3:
             deleted.append(path)
             path.unlink()
             if again:
-                files.create_sized(tmp_path / "s", path, file.length, 0)
-        grow(path, file, begin, end)
+                files.create_sized(tmp_path / "s", path, queue.file_bytes, 0)
+        grow(queue, base, begin, end)
 
     with open_small(tmp_path / "s", **SETTINGS) as store:
         store.put("A", b"0", tags="red")
         store.dispatch()
-        monkeypatch.setattr(files, "allocate_mapped", deletes)
+        monkeypatch.setattr(MappedFileQueue, "allocate", deletes)
         for n in range(1, BEHIND):
             store.put("A", b"%d" % n, tags="red")
         store.dispatch()

@@ -364,3 +364,36 @@ def test_a_file_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypatch, 
     monkeypatch.setattr(segments.files, "map_file", removed_first)
     assert made.create(0, 4096).length == FILE_BYTES
     assert removed[0].stat().st_size == FILE_BYTES
+
+
+def test_a_new_file_is_reserved_once(tmp_path, monkeypatch):
+    """Its maker reserved the space."""
+    grown = []
+    monkeypatch.setattr(
+        segments.files, "allocate_mapped", lambda path, file, begin, end: grown.append((begin, end))
+    )
+    files = queue(tmp_path)
+    files.create(0, 4096)
+    files.allocate(0, 0, 4096)
+    assert grown == []
+    files.allocate(0, 4096, FILE_BYTES)
+    files.create(FILE_BYTES, 4096)
+    files.allocate(FILE_BYTES, 0, FILE_BYTES)
+    assert grown == [(4096, FILE_BYTES), (0, FILE_BYTES)]
+
+
+def test_a_new_file_that_is_replaced_is_reserved_again(tmp_path):
+    files = queue(tmp_path)
+    path = files.path(0)
+    files.create(0, 4096)
+    path.unlink()
+    with pytest.raises(segments.files.FileReplacedError):
+        files.allocate(0, 0, 4096)
+    files.forget(0)
+    files.create(0, 4096)
+    path.unlink()
+    segments.files.create_sized(tmp_path, path, FILE_BYTES, 0)
+    assert path.stat().st_blocks == 0
+    files.forget(0)
+    files.allocate(0, 0, 4096)
+    assert path.stat().st_blocks * segments.files.BLOCK_BYTES >= 4096
