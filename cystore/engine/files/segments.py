@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -82,7 +82,7 @@ def _sizes_one_by_one(folder: Path) -> dict[int, int]:
 class MappedFileQueue:
     """Files of one directory. Safe for threads of a process; several processes may create files at once.
 
-    `file_bytes` is the length of the first file found; a different configured length is reported once and not used.
+    `file_bytes` is the length of most files found; a different configured length is reported once and not used.
     `mappings` keeps the mappings of all queues of files of a store within one budget. Of this queue it keeps at most
     those of the `max_mapped` files used last, and always those that are `needed`. A file that a view uses stays mapped
     in any case. `is_sealed(end)` says that no process writes any more to a file with that end. Without `durable_names`
@@ -142,7 +142,7 @@ class MappedFileQueue:
         elif self._odd_length == "mend":
             sizes = dict.fromkeys(bases, self._configured_bytes)
         if bases:
-            first = sizes[bases[0]]
+            first = self._common_length([sizes[base] for base in bases])
             if first != self._configured_bytes:
                 if first != self.file_bytes:
                     log.warning(
@@ -163,6 +163,15 @@ class MappedFileQueue:
                     )
         bases = [base for base in bases if base not in self._removed]
         return sorted({*bases, *self._imagined})
+
+    def _common_length(self, lengths: list[int]) -> int:
+        """The length of most files. If several lengths are as frequent, it is the configured one, or else the first
+        one: any file may be damaged, also the first one."""
+        counts = Counter(lengths)
+        most = max(counts.values())
+        if counts[self._configured_bytes] == most:
+            return self._configured_bytes
+        return next(length for length in lengths if counts[length] == most)
 
     def _sizes(self) -> dict[int, int]:
         """{base: length} of each file."""

@@ -74,7 +74,7 @@ def test_folder_and_link_with_a_good_name_are_refused(tmp_path):
         queue(tmp_path)
 
 
-def test_length_is_the_first_files_and_a_configuration_that_differs_is_reported_once(tmp_path, caplog):
+def test_length_is_the_files_and_a_configuration_that_differs_is_reported_once(tmp_path, caplog):
     for base in (0, 4096):
         write(tmp_path, base, 4096)
     with caplog.at_level(logging.WARNING, "cystore"):
@@ -95,6 +95,17 @@ def test_length_unlike_the_neighbours_is_refused(tmp_path, base, length):
     os.truncate(tmp_path / "commitlog" / file_name(base), length)
     with pytest.raises(StoreFormatError, match=f"has {length} bytes, its neighbours {FILE_BYTES}"):
         queue(tmp_path)
+
+
+@pytest.mark.parametrize(("count", "configured"), [(2, FILE_BYTES), (3, FILE_BYTES), (3, 2 * FILE_BYTES)])
+def test_the_first_file_is_named_if_its_length_is_the_odd_one(tmp_path, caplog, count, configured):
+    for base in range(0, count * FILE_BYTES, FILE_BYTES):
+        write(tmp_path, base)
+    os.truncate(tmp_path / "commitlog" / file_name(0), 4096)
+    with pytest.raises(StoreFormatError, match=f"has 4096 bytes, its neighbours {FILE_BYTES}") as caught:
+        MappedFileQueue(tmp_path, tmp_path / "commitlog", configured, Mode.WRITE)
+    assert str(caught.value.path).endswith(file_name(0))
+    assert "4096" not in caplog.text
 
 
 @pytest.mark.parametrize(("base", "length"), [(5, FILE_BYTES), (4096, FILE_BYTES), (0, 0)])
