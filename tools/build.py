@@ -174,13 +174,17 @@ def drop_stale_libraries(target: Path) -> None:
 
 
 def drop_generated_without_source() -> None:
-    """Removes from Cython's output the C of a deleted module and the copy of a deleted header. Cython keeps both, and
-    the C compiler finds such a header before the one of that name in another room."""
+    """Removes from Cython's output the C of a deleted module and the copy of a deleted header, and what was compiled
+    beside them. Cython keeps both, and the C compiler finds such a header before the one of that name in another
+    room."""
     output = ROOT / "build" / "cython"
     for path in list(output.rglob("*")):
         source = ROOT / path.relative_to(output)
         if path.is_file() and not (source.with_suffix(".pyx") if path.suffix == ".c" else source).exists():
             path.unlink()
+            beside = path.parent.relative_to(ROOT)
+            for compiled in (ROOT / "build").glob(f"**/temp.*/{beside}/*.o"):
+                compiled.unlink()
 
 
 def forget(variant: str, warned: list[str]) -> None:

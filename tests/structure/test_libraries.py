@@ -65,6 +65,15 @@ def test_a_build_keeps_no_output_of_cython_without_a_source(tmp_path, monkeypatc
     for path in [*(rooms / name for name in sources), *(output / name for name in made + stale)]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+    compiled = [
+        tmp_path / f"build/{folder}/build/cython/cystore/_native/{room}/m.o"
+        for folder in ("temp.x", "asan/temp.x")
+        for room in ("record", "memory")
+    ]
+    for path in compiled:
+        path.parent.mkdir(parents=True)
+        path.touch()
     monkeypatch.setattr(build, "ROOT", tmp_path)
     build.build()
+    assert [path.exists() for path in compiled] == [False, True, False, True]
     assert sorted(str(path.relative_to(output)) for path in output.rglob("*.*")) == sorted(made)
