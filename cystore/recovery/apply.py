@@ -14,8 +14,8 @@ from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.files.consume_queue_ext import DIRECTORY as EXT_QUEUES
 from cystore.derived.files.index import DIRECTORY as INDEX
-from cystore.derived.files.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
-from cystore.derived.files.index import HEADER_BYTES, SLOT_BYTES
+from cystore.derived.files.index_layout import ENTRY_BYTES as INDEX_ENTRY_BYTES
+from cystore.derived.files.index_layout import HEADER_BYTES, SLOT_BYTES
 from cystore.engine.files.log_folders import segment_path
 from cystore.engine.files.quarantine import QUARANTINE, copy_name, pieces_of, put_aside
 from cystore.engine.files.segments import file_name

@@ -17,7 +17,7 @@ from cystore._native.derived import index_chains
 from cystore._native.record.properties import find_property
 from cystore._native.scan import log_walk
 from cystore.config import StoreConfig
-from cystore.derived.files.index import SLOT_BYTES
+from cystore.derived.files.index_layout import SLOT_BYTES
 from cystore.engine.files.checkpoint import CheckpointFields
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.layout import takes_index_entry

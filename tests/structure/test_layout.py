@@ -18,7 +18,7 @@ DECLARES = {
 }
 OWN_FORMAT = {
     "cystore/celery/routing/messages.py": "requests and answers between hosts, no file of a store",
-    "cystore/derived/files/index.py": "a hash slot is one number",
+    "cystore/derived/files/index_layout.py": "a hash slot is one number",
 }
 # Where a field begins or ends, and the sizes of records and entries. Left out are numbers below 10, and 16, 24 and 32,
 # which mean too much else.

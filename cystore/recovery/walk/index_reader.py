@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cystore._native.derived import index_chains
 from cystore.config import StoreConfig
-from cystore.derived.files.index import (
-    DIRECTORY,
+from cystore.derived.files.index import DIRECTORY
+from cystore.derived.files.index_layout import (
     ENTRY_BYTES,
     HEADER_BYTES,
     SLOT_BYTES,

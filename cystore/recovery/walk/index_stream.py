@@ -6,7 +6,7 @@ from bisect import bisect_right
 from pathlib import Path
 
 from cystore._native.derived import index_chains
-from cystore.derived.files.index import ENTRY_BYTES, SLOT_BYTES
+from cystore.derived.files.index_layout import ENTRY_BYTES, SLOT_BYTES
 from cystore.layout import field_of
 from cystore.recovery.walk.index_reader import IndexReader
 

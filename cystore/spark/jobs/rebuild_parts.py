@@ -23,8 +23,9 @@ from cystore._native.record.checksum import crc32c
 from cystore._native.record.record import STATUS_NAMES
 from cystore.config import StoreConfig
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue
-from cystore.derived.files.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
-from cystore.derived.files.index import HEADER_BYTES, SLOT_BYTES, IndexFiles
+from cystore.derived.files.index import IndexFiles
+from cystore.derived.files.index_layout import ENTRY_BYTES as INDEX_ENTRY_BYTES
+from cystore.derived.files.index_layout import HEADER_BYTES, SLOT_BYTES
 from cystore.engine.files.segments import Mode
 from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.manifest import read_damaged_ranges, read_given_up, read_removed

@@ -20,10 +20,12 @@ from cystore._native.derived import index as kernel
 from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.files import index
-from cystore.derived.files.index import ALLOCATE_BYTES, IndexFiles, file_length
+from cystore.derived.files.index import ALLOCATE_BYTES, IndexFiles
+from cystore.derived.files.index_layout import file_length
 from cystore.derived.files.pace import Pace
 from cystore.engine.files.segments import Mode
-from cystore.errors import StoreFormatError, StoreResourceError
+from cystore.errors import StoreFormatError, StoreFullError, StoreResourceError
+from cystore.system import files as system_files
 from cystore.system.ranges.pages_ahead import write_zeros_ahead
 from tests.oracle import index as oracle
 from tests.oracle.record import Record
@@ -424,6 +426,22 @@ def test_the_pages_of_a_fast_index_are_written_ahead(tmp_path, monkeypatch, fast
     end = min(needed + 2 * ALLOCATE_BYTES, file_length(1000, 600_000))
     assert written == ([(needed, end)] if fast else [])
     assert files._control.index_allocated == (end if fast else needed + ALLOCATE_BYTES)
+
+
+def test_a_full_disk_gives_the_index_what_one_entry_needs(tmp_path, monkeypatch):
+    whole = system_files.allocate
+
+    def short(fd, begin, end, path=""):
+        if end - begin > 8192:
+            raise StoreFullError("no space left on the disk", path=path)
+        whole(fd, begin, end, path)
+
+    files = opened(tmp_path, StoreConfig(max_hash_slot_num=1000, max_index_num=600_000))
+    added = files.add()
+    monkeypatch.setattr(system_files, "allocate", short)
+    before = files._control.index_allocated
+    files.allocate(added, before + 20)
+    assert before + 20 <= files._control.index_allocated <= before + 8192
 
 
 def test_zeros_ahead_change_nothing_before_them_or_behind(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from cystore._native.derived import entries as kernel
 from cystore._native.memory.mapping import MappedFile
-from cystore.derived.files.index import file_length
+from cystore.derived.files.index_layout import file_length
 from tests.oracle import queue
 from tests.oracle.log import lay_out
 from tests.oracle.record import ROCKETMQ_MAGIC
