@@ -166,8 +166,8 @@ class MappedFileQueue:
 
     def _common_length(self, lengths: list[int]) -> int:
         """The length of most files. If several lengths are as frequent, it is the configured one, or else the first
-        one: any file may be damaged, also the first one."""
-        counts = Counter(lengths)
+        one: any file may be damaged, also the first one. An empty file says nothing."""
+        counts = Counter(length for length in lengths if length > 0) or Counter(lengths)
         most = max(counts.values())
         if counts[self._configured_bytes] == most:
             return self._configured_bytes

@@ -108,6 +108,16 @@ def test_the_first_file_is_named_if_its_length_is_the_odd_one(tmp_path, caplog, 
     assert "4096" not in caplog.text
 
 
+def test_empty_files_do_not_say_how_long_the_others_should_be(tmp_path):
+    for base in (0, FILE_BYTES, 2 * FILE_BYTES):
+        write(tmp_path, base)
+    for base in (0, FILE_BYTES):
+        os.truncate(tmp_path / "commitlog" / file_name(base), 0)
+    with pytest.raises(StoreFormatError, match=f"has 0 bytes, its neighbours {FILE_BYTES}") as caught:
+        queue(tmp_path)
+    assert str(caught.value.path).endswith(file_name(0))
+
+
 @pytest.mark.parametrize(("base", "length"), [(5, FILE_BYTES), (4096, FILE_BYTES), (0, 0)])
 def test_name_that_is_no_multiple_of_the_length_is_refused(tmp_path, base, length):
     write(tmp_path, base, 10)
