@@ -42,9 +42,7 @@ MOST_FILES_AHEAD = 4  # of a store with small files
 FILES_AHEAD_LEFT = 2  # after a clean close: RocketMQ's load looks for the log's end in the last three files
 LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
 READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go at least, some 0.2 ms
-ROOM_READS = (
-    4  # and at most so many until appends may come to the end of their room: each waits for the interpreter
-)
+ROOM_READS = 4  # so often until appends may come to the end of their room: each waits for the interpreter
 RESERVED_BYTES = 32 * 1024 * 1024  # in one go: the file system lets nobody else write to the file meanwhile
 FAST_AHEAD_S, FAST_AHEAD_TIMES = 1.0, 4  # see `_room_ahead`
 POPULATED_BYTES = 16 * 1024 * 1024  # in one turn, some 5 ms: the thread dispatches between two turns
