@@ -64,9 +64,11 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
         case "schedule":
             ServiceThread(name, parts.turn(parts.scheduler.run_once), parts.scheduler.idle_s, among=threads)
         case "clean":
-            ServiceThread(name, parts.turn(parts.cleaner.run_once), CLEAN_INTERVAL_S, among=threads)
+            turn = parts.turn(parts.cleaner.run_once)
+            ServiceThread(name, turn, CLEAN_INTERVAL_S, among=threads, in_background=True)
         case "compact":
-            ServiceThread(name, parts.turn(parts.compactor.run_once), COMPACT_INTERVAL_S, among=threads)
+            turn = parts.turn(parts.compactor.run_once)
+            ServiceThread(name, turn, COMPACT_INTERVAL_S, among=threads, in_background=True)
         case "ha":
             _start_replication(parts, config, threads)
         case _:
@@ -160,4 +162,4 @@ def _start_quiet(
         slow_s,
         lambda: parts.allocator.spectates,
     )
-    ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads)
+    ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads, in_background=True)

@@ -27,8 +27,9 @@ class ServiceThread:
 
     An error of the store is logged by the rules of `Trouble`, and the service continues: space may come back. It ends
     by itself when the store is closed or collected. Any other error is logged, and the service continues after a pause
-    that doubles with each error in a row. `thread` and `flag` are made like those of `os_threads`, the default. It is
-    appended to `among` before it starts, so that others can stop it. It calls `at_end` last, whatever ends it.
+    that doubles with each error in a row. Nobody waits for a service `in_background`. `thread` and `flag` are made
+    like those of `os_threads`, the default. It is appended to `among` before it starts, so that others can stop it. It
+    calls `at_end` last, whatever ends it.
     """
 
     def __init__(
@@ -42,12 +43,13 @@ class ServiceThread:
         flag: Callable[[], Any] = os_threads.Flag,
         among: list[ServiceThread] | None = None,
         at_end: Callable[[], None] | None = None,
+        in_background: bool = False,
     ) -> None:
         self._run_once, self._interval_s = run_once, interval_s
         self._stopping = flag()
         self._wait = wait or self._stopping.wait
         self._name = f"cystore-{name}"
-        self._at_end = at_end
+        self._at_end, self._in_background = at_end, in_background
         self._thread: Any = None
         if among is not None:
             among.append(self)
@@ -58,6 +60,8 @@ class ServiceThread:
             raise
 
     def _run(self) -> None:
+        if self._in_background:
+            os_threads.work_in_background()
         try:
             self._turns()
         finally:

@@ -8,6 +8,7 @@ Locks and threads come from a second copy of the module `_thread`, which is neve
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import threading
 import time
@@ -92,6 +93,15 @@ def is_native() -> bool:
 def among_greenlets() -> bool:
     """True in a native thread of a process that runs greenlets. Such a thread must not use a lock of `threading`."""
     return _native.get_ident() in _idents and patched()
+
+
+def work_in_background() -> None:
+    """The calling thread never interrupts another one that runs on its processor when it wakes up (SCHED_BATCH). So a
+    put does not stop for a step of the services that may take a millisecond. A process that chose its policy, and one
+    that may not choose, keeps its own."""
+    with contextlib.suppress(OSError):
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class Flag:
