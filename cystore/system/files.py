@@ -18,6 +18,7 @@ from pathlib import Path
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.descriptor import Descriptor, Temporary, open_in
 from cystore._native.system.failpoint import failpoint
+from cystore._native.system.pages import write_zeros
 from cystore.errors import StoreFormatError, StoreIOError, SyncFailedError
 from cystore.system.folders import LIBC, check_place, inside, open_folder
 from cystore.system.os_errors import is_missing, not_regular, sorted_error
@@ -45,10 +46,10 @@ def _open(path: Path, flags: int) -> Descriptor:
         shared = bool(flags & os.O_CREAT) and is_shared(os.fstat(folder))
         opened = open_in(folder, name, flags, SHARED_FILE_MODE if shared else FILE_MODE)
     try:
-        status = os.fstat(opened.fd)
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        mode, owner = opened.kind()
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise not_regular(path)
-        if shared and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != SHARED_FILE_MODE:
+        if shared and owner == os.geteuid() and stat.S_IMODE(mode) != SHARED_FILE_MODE:
             os.fchmod(opened.fd, SHARED_FILE_MODE)  # whatever the umask is
     except BaseException:
         opened.close()
@@ -342,19 +343,36 @@ def allocate(fd: int, begin: int, end: int, path: Path | str = "") -> None:
                 raise OSError(code, os.strerror(code), str(path))
 
 
+def write_zeros_ahead(fd: int, begin: int, end: int) -> None:
+    """Writes zeros into [begin, end) of an open file, for a mapping that writes there in order. The caller holds the
+    lock of those who write there, and nothing was written there yet. Where that fails, page faults bring the pages in
+    later.
+
+    The pages become 64 KiB long. A slow writer makes the disk write a page as a whole for each change, so they are not
+    larger.
+    """
+    with contextlib.suppress(OSError):
+        write_zeros(fd, begin, end)
+
+
 class FileReplacedError(StoreIOError):
     """A mapped file has lost its name: another process removed or replaced the file."""
 
 
-def allocate_mapped(path: Path, file: MappedFile, begin: int, end: int) -> None:
-    """`allocate` for a mapped file; opens it for the call. Raises FileReplacedError if its path names another file
-    now."""
+def allocate_mapped(
+    path: Path, file: MappedFile, begin: int, end: int, zeros_from: int | None = None
+) -> None:
+    """`allocate` for a mapped file, then `write_zeros_ahead` from `zeros_from` on; opens the file for the call. Raises
+    FileReplacedError if its path names another file now."""
     if end <= begin or file.in_memory:
         return
     try:
         with opened(path, os.O_RDWR) as fd:
             if is_at(path, file):
-                return allocate(fd, begin, end, path)
+                allocate(fd, begin, end, path)
+                if zeros_from is not None:
+                    write_zeros_ahead(fd, zeros_from, end)
+                return
     except StoreIOError as error:
         if not is_missing(error):
             raise

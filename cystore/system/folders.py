@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from cystore._native.system.descriptor import Descriptor, InFolder, open_beneath, open_in
+from cystore._native.system.descriptor import Descriptor, InFolder, identity_of, open_beneath, open_in
 from cystore.errors import StoreClosedError, StoreMovedError
 
 AT_FDCWD = -100
@@ -56,13 +56,13 @@ class Home:
         """Raises StoreMovedError if the path does not lead to this directory any more. A check costs 1 to 2
         microseconds."""
         try:
-            status = os.stat(self.path)
+            found_here = identity_of(self.path)
         except (FileNotFoundError, NotADirectoryError):
             found = "its path does not exist now"
         except OSError:  # without access this process cannot tell whether it moved
             return
         else:
-            if (status.st_dev, status.st_ino) == self.identity:
+            if found_here == self.identity:
                 beside = self.beside  # `let_go` may take it away meanwhile
                 if beside is not None:
                     beside.check()

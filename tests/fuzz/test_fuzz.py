@@ -94,6 +94,7 @@ REACHED_BY = {
     "columns": "columns",
     "entries": "entries",
     "log_files": "recovery",
+    "pages": "recovery",
     "failpoint": "recovery",
 }
 

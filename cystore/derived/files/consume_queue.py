@@ -26,7 +26,6 @@ from cystore.errors import OffsetError, StoreFormatError, StoreFullError, StoreI
 from cystore.layout import CONSTANTS
 from cystore.system.file_system import FileSystem
 from cystore.system.os_errors import is_missing
-from cystore.system.ranges.pages_ahead import write_zeros_ahead
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -39,8 +38,8 @@ PAGE_BYTES = 4 * 1024
 FIRST_STEP_BYTES = 4 * 1024
 LAST_STEP_BYTES = 1024 * 1024
 FAST_STEP_BYTES = (
-    2 * 1024 * 1024
-)  # more, of a queue that grows fast in long steps; some 1 ms, and a put may wait
+    5 * 1024 * 1024
+)  # more, of a queue that grows fast in long steps: a whole file of RocketMQ's length; some 1 ms
 MAX_OPEN = 16384  # queues with files mapped in one process; a process may have some 65,000 mappings in all
 
 
@@ -196,13 +195,12 @@ class ConsumeQueue:
         is_fast = self._pace.is_fast(end - (needed - base)) and self.files.mode is Mode.WRITE
         if is_fast and end - begin >= LAST_STEP_BYTES:
             end = min(end + FAST_STEP_BYTES, file_bytes)
+        zeros_from = position - base if is_fast else None
         try:
-            self.files.allocate(base, begin, end)
+            self.files.allocate(base, begin, end, zeros_from)
         except StoreFullError:
             end = min(-(-(needed - base) // PAGE_BYTES) * PAGE_BYTES, file_bytes)  # only for this entry
-            self.files.allocate(base, begin, end)
-        if is_fast:
-            write_zeros_ahead(self.files.path(base), position - base, end)
+            self.files.allocate(base, begin, end, zeros_from)
         self._control.set_queue_allocated(self.slot, base + end)
 
     def _first_step(self, base: int) -> int:

@@ -37,7 +37,7 @@ from cystore.system.folders import check_place
 from cystore.system.os_errors import is_missing, lacks_descriptor
 from cystore.system.ranges import unreadable_ranges
 from cystore.system.ranges.changed_lengths import has_length, mend_length
-from cystore.system.ranges.pages_ahead import fault_in, write_zeros_ahead
+from cystore.system.ranges.pages_ahead import fault_in
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -419,8 +419,8 @@ class IndexFiles:
                 except StoreFullError:
                     end = min(-(-needed // PAGE_BYTES) * PAGE_BYTES, file.file.length)  # only for this entry
                     files.allocate(fd, begin, end, file.file.path)
-            if is_fast:
-                write_zeros_ahead(self._path(file.name), needed, end)
+                if is_fast:
+                    files.write_zeros_ahead(fd, needed, end)
         self._control.index_allocated = end
 
     def trim(self, physical_offset: int) -> None:

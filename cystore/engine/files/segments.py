@@ -350,17 +350,22 @@ class MappedFileQueue:
                 self.forget(base)
         return prepare()
 
-    def allocate(self, base: int, begin: int, end: int) -> None:
-        """Reserves disk space for [begin, end), offsets inside the file at `base`. Raises StoreFullError,
-        FileReplacedError."""
+    def allocate(self, base: int, begin: int, end: int, zeros_from: int | None = None) -> None:
+        """Reserves disk space for [begin, end), offsets inside the file at `base`. From `zeros_from` on it also makes
+        the pages (`write_zeros_ahead`). Raises StoreFullError, FileReplacedError."""
         file = self.get(base)
         if file is None or self.mode is not Mode.WRITE:
             return
         end = min(end, self.file_bytes)
         reserved, self._reserved = self._reserved, NOTHING_RESERVED
-        if base == reserved[0] and end <= reserved[1] and files.is_at(self.path(base), file):
+        if (
+            base == reserved[0]
+            and end <= reserved[1]
+            and zeros_from is None
+            and files.is_at(self.path(base), file)
+        ):
             return
-        files.allocate_mapped(self.path(base), file, begin, end)
+        files.allocate_mapped(self.path(base), file, begin, end, zeros_from)
 
     def remove(self, base: int, *, durable: bool = True) -> None:
         """Unlinks the file at `base`; views of it stay readable."""

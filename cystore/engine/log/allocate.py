@@ -42,7 +42,7 @@ MOST_FILES_AHEAD = 4  # of a store with small files
 FILES_AHEAD_LEFT = 2  # after a clean close: RocketMQ's load looks for the log's end in the last three files
 LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
 READ_AHEAD_BYTES = 2 * 1024 * 1024  # in one go at least, some 0.2 ms
-ROOM_READS = 4  # so often until appends may come to the end of their room: each waits for the interpreter
+ROOM_READS = 2  # so often until appends may come to the end of their room: each waits for the interpreter
 RESERVED_BYTES = 32 * 1024 * 1024  # in one go: the file system lets nobody else write to the file meanwhile
 FAST_AHEAD_S, FAST_AHEAD_TIMES = 1.0, 4  # see `_room_ahead`
 POPULATED_BYTES = 16 * 1024 * 1024  # in one turn, some 5 ms: the thread dispatches between two turns
@@ -285,10 +285,11 @@ class Allocator:
             return Progress(0)  # another process is at work
         populated = 0
         if control.log_end <= self._at_hand:
+            made = self._populated
             if not control.flags & FLAG_SLAVE:  # a slave writes most records to the file, and reads none back
                 populated = self.populate_ahead()
             self._write_ahead()
-            self._keep_writable()
+            self._keep_writable(made)
         self.make_successors()
         self._go_ahead()
         return Progress(control.allocated - before + populated)
@@ -330,7 +331,9 @@ class Allocator:
         """
         control, log = self._control, self._commit_log.files
         at, base = begin, log.base_of(begin)
-        end = min(-(-end // PAGE_BYTES) * PAGE_BYTES, base + log.file_bytes, at + RESERVED_BYTES)
+        end = min(-(-end // PAGE_BYTES) * PAGE_BYTES, base + log.file_bytes)
+        if end - at > RESERVED_BYTES + RESERVED_BYTES // 2:  # a short rest would cost as many system calls
+            end = at + RESERVED_BYTES
         with writes_end_when_it_fails(control, log.directory):
             log.allocate(base, at - base, end - base)
         with PagesAhead(log.path(base)) as pages:
@@ -348,12 +351,15 @@ class Allocator:
                 at = upto
         return True
 
-    def _keep_writable(self) -> None:
-        """Faults in the pages of this process's next appends again: the kernel write-protects pages that it has written
-        to disk, and the next append would wait in a page fault for the file system, with the lock held."""
+    def _keep_writable(self, made: int) -> None:
+        """Faults in the pages of this process's next appends again, up to log position `made`: the kernel
+        write-protects pages that it has written to disk, and the next append would wait in a page fault for the file
+        system, with the lock held."""
         wrote = self._control.log_end
         state = wrote, self._control.flush_seq
-        if state == self._kept_writable or wrote >= self._populated:
+        if (
+            state == self._kept_writable or wrote + MOST_PAGES_BYTES >= made
+        ):  # puts have just made the last pages
             return
         self._kept_writable = state
         segment = self._written_at(wrote)
@@ -361,7 +367,7 @@ class Allocator:
             with files.translated(segment.path):
                 segment.populate(
                     wrote - segment.base,
-                    min(wrote + KEPT_WRITABLE_BYTES, segment.end, self._populated) - segment.base,
+                    min(wrote + KEPT_WRITABLE_BYTES, segment.end, made) - segment.base,
                 )
 
     def _write_ahead(self) -> None:

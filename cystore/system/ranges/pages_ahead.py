@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.system.descriptor import open_in
+from cystore._native.system.descriptor import Descriptor
+from cystore._native.system.pages import read_pages
 from cystore.errors import StoreError
 from cystore.system.files import opened
-
-HERE = -100  # AT_FDCWD
-PIECE_BYTES = 64 * 1024  # a pipe's size, by which sendfile copies
-
-
-def write_zeros_ahead(path: Path, begin: int, end: int) -> None:
-    """Writes zeros into [begin, end) of a file, for a mapping that writes there in order. The caller holds the lock of
-    those who write there, and nothing was written there yet. Where that fails, page faults bring the pages in later.
-
-    The kernel copies pieces of 64 KiB from /dev/zero. So the page cache gets pages of that size, and a page fault maps
-    one as a whole. A slow writer makes the disk write a page as a whole for each change, so pages are not larger.
-    """
-    with (
-        contextlib.suppress(StoreError, OSError),
-        open_in(HERE, "/dev/zero", os.O_RDONLY) as zeros,
-        opened(path, os.O_WRONLY) as fd,
-    ):
-        while begin < end:
-            # First up to a multiple of the piece: a page's place in the file is a multiple of its size.
-            upto = min(end, begin - begin % PIECE_BYTES + PIECE_BYTES) if begin % PIECE_BYTES else end
-            os.lseek(fd, begin, os.SEEK_SET)
-            count = os.sendfile(fd, zeros, None, upto - begin)
-            if count == 0:  # some containers have an empty file in place of the device
-                break
-            begin += count
 
 
 def fault_in(file: MappedFile, begin: int, end: int) -> None:
@@ -47,32 +22,25 @@ def fault_in(file: MappedFile, begin: int, end: int) -> None:
 class PagesAhead:
     """Reads one file in order, for the page cache alone. Where that fails, page faults bring the pages in later.
 
-    The kernel gives the pages to /dev/null, so it copies nothing. It makes them large, because they are read in order,
-    and a large page costs a mapping less than many small ones.
+    The kernel makes the pages large, because they are read in order, and a large page costs a mapping less than many
+    small ones. It makes larger ones the longer a descriptor is read, so all reads share one.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._files = contextlib.ExitStack()
-        self._fds: tuple[int, int] | None = None
+        self._file: Descriptor | None = None
 
     def __enter__(self) -> PagesAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._files.close()
+        if self._file is not None:
+            self._file.close()
 
     def read(self, begin: int, end: int) -> None:
         """Reads [begin, end), as far as the file goes, in one call: after each call this thread waits for the
         interpreter."""
         with contextlib.suppress(StoreError, OSError):
-            if self._fds is None:
-                # One descriptor for all: the kernel makes larger pages the longer a descriptor is read in order.
-                nothing = self._files.enter_context(open_in(HERE, os.devnull, os.O_WRONLY))
-                self._fds = nothing, self._files.enter_context(opened(self._path))
-            nothing, fd = self._fds
-            while begin < end:
-                count = os.sendfile(nothing, fd, begin, end - begin)
-                if count == 0:
-                    break
-                begin += count
+            if self._file is None:
+                self._file = opened(self._path)
+            read_pages(self._file.fd, begin, end)

@@ -65,14 +65,14 @@ def test_dispatch_goes_on_where_a_file_is_deleted_between_its_mapping_and_its_gr
     folder = tmp_path / "s" / kind / "A" / "0"
     deleted = []
 
-    def deletes(queue, base, begin, end, grow=MappedFileQueue.allocate):
+    def deletes(queue, base, begin, end, zeros_from=None, grow=MappedFileQueue.allocate):
         path = queue.path(base)
         if path.parent == folder and begin < end and len(deleted) < 3:
             deleted.append(path)
             path.unlink()
             if again:
                 files.create_sized(tmp_path / "s", path, queue.file_bytes, 0)
-        grow(queue, base, begin, end)
+        grow(queue, base, begin, end, zeros_from)
 
     with open_small(tmp_path / "s", **SETTINGS) as store:
         store.put("A", b"0", tags="red")

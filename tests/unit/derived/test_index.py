@@ -26,7 +26,6 @@ from cystore.derived.files.pace import Pace
 from cystore.engine.files.segments import Mode
 from cystore.errors import StoreFormatError, StoreFullError, StoreResourceError
 from cystore.system import files as system_files
-from cystore.system.ranges.pages_ahead import write_zeros_ahead
 from tests.oracle import index as oracle
 from tests.oracle.record import Record
 from tests.support import parts
@@ -419,7 +418,7 @@ def test_private_files_stay_in_memory(tmp_path):
 def test_the_pages_of_a_fast_index_are_written_ahead(tmp_path, monkeypatch, fast):
     monkeypatch.setattr(Pace, "is_fast", lambda self, step: fast)
     written: list[tuple[int, int]] = []
-    monkeypatch.setattr(index, "write_zeros_ahead", lambda path, *place: written.append(place))
+    monkeypatch.setattr(system_files, "write_zeros_ahead", lambda fd, *place: written.append(place))
     files = opened(tmp_path, StoreConfig(max_hash_slot_num=1000, max_index_num=600_000))
     needed = 40 + 4000 + ALLOCATE_BYTES + 20
     files.allocate(files.add(), needed)
@@ -442,24 +441,6 @@ def test_a_full_disk_gives_the_index_what_one_entry_needs(tmp_path, monkeypatch)
     before = files._control.index_allocated
     files.allocate(added, before + 20)
     assert before + 20 <= files._control.index_allocated <= before + 8192
-
-
-def test_zeros_ahead_change_nothing_before_them_or_behind(tmp_path):
-    path, begin, end = tmp_path / "file", 100_000, 300_001
-    path.write_bytes(b"x" * 400_000)
-    write_zeros_ahead(path, begin, end)
-    assert path.read_bytes() == b"x" * begin + bytes(end - begin) + b"x" * (400_000 - end)
-    write_zeros_ahead(tmp_path / "no such file", begin, end)
-    assert os.listdir(tmp_path) == ["file"]
-
-
-def test_an_empty_file_in_place_of_zeros_ends_nothing(tmp_path, monkeypatch):
-    """Some containers have one at /dev/zero."""
-    path, tries = tmp_path / "file", iter(range(3))
-    path.write_bytes(bytes(1000))
-    monkeypatch.setattr(os, "sendfile", lambda *_: next(tries) and 0)
-    write_zeros_ahead(path, 0, 1000)
-    assert next(tries) == 1
 
 
 def test_a_private_index_writes_nothing_ahead(tmp_path, monkeypatch):

@@ -391,7 +391,9 @@ def test_a_new_file_is_reserved_once(tmp_path, monkeypatch):
     """Its maker reserved the space."""
     grown = []
     monkeypatch.setattr(
-        segments.files, "allocate_mapped", lambda path, file, begin, end: grown.append((begin, end))
+        segments.files,
+        "allocate_mapped",
+        lambda path, file, begin, end, zeros_from: grown.append((begin, end)),
     )
     files = queue(tmp_path)
     files.create(0, 4096)
