@@ -50,6 +50,7 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
                 lambda: derived.idle and control.dispatched >= control.wrote,
                 queues_s,
                 threads,
+                in_background=True,
             )
         case "allocate":
             _start_quiet(
@@ -60,6 +61,7 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
                 ALLOCATE_INTERVAL_S,
                 threads,
                 slow_s=ALLOCATE_SLOW_S,
+                in_background=True,
             )
         case "schedule":
             ServiceThread(name, parts.turn(parts.scheduler.run_once), parts.scheduler.idle_s, among=threads)
@@ -148,6 +150,7 @@ def _start_quiet(
     threads: list[ServiceThread],
     due: Callable[[], bool] | None = None,
     slow_s: float = 0.0,
+    in_background: bool = False,
 ) -> None:
     """Starts a service that sleeps until the next append when there is nothing to do. Its next turn comes before the
     interval is over if its work is `due`."""
@@ -162,4 +165,12 @@ def _start_quiet(
         slow_s,
         lambda: parts.allocator.spectates,
     )
-    ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads, in_background=True)
+    ServiceThread(
+        name,
+        run_once,
+        interval_s,
+        wait,
+        flag=lambda: stopping,
+        among=threads,
+        in_background=in_background,
+    )

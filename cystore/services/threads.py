@@ -27,7 +27,7 @@ class ServiceThread:
 
     An error of the store is logged by the rules of `Trouble`, and the service continues: space may come back. It ends
     by itself when the store is closed or collected. Any other error is logged, and the service continues after a pause
-    that doubles with each error in a row. Nobody waits for a service `in_background`. `thread` and `flag` are made
+    that doubles with each error in a row. No sync put waits for a service `in_background`. `thread` and `flag` are made
     like those of `os_threads`, the default. It is appended to `among` before it starts, so that others can stop it. It
     calls `at_end` last, whatever ends it.
     """
