@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from celery import Celery
 
-from cystore.celery.tasks import install
+from cystore.celery import install
 
 BROKER_VARIABLE, STORE_VARIABLE = "CYSTORE_APP_BROKER_URL", "CYSTORE_APP_STORE"
 DEFAULT_STORE = Path(__file__).resolve().parent.parent / "run" / "store"

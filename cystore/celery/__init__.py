@@ -14,9 +14,13 @@ from cystore.celery import (
 
 
 def __getattr__(name: str) -> Any:
-    """`Once`, which most programs do not need."""
+    """`Once` and `install`, which most programs do not need."""
     if name == "Once":
         from cystore.celery.once import Once
 
         return Once
+    if name == "install":
+        from cystore.celery.tasks import install
+
+        return install
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The store's duties as Celery tasks. Each is a tick: short, bounded, safe to repeat; a lease in Redis picks the
 worker.
 
-    cystore.celery.tasks.install(app)    # one line, in the module that makes the app
+    cystore.celery.install(app)    # one line, in the module that makes the app
 
 Workers that know these tasks do all duties of their store, not only the three that no store can be without. They do
 them in their main process when the store needs them, take ticks (`cystore.celery.duties.ticks`), and enter the store

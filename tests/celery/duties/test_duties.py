@@ -305,7 +305,7 @@ def app_task(duty):
 
 def test_one_line_adds_the_schedule(app):
     app.conf.beat_schedule = {"mine": {"task": "x", "schedule": 5}}
-    tasks.install(app)
+    cystore.celery.install(app)
     assert set(app.conf.beat_schedule) == {"mine", tasks.FAN_OUT}
 
 
