@@ -109,12 +109,13 @@ def _timed(store: cystore.MessageStore, count: int, pace: int) -> Took:
 def _paced(store: cystore.MessageStore, count: int, pace: int) -> float:
     """Seconds of puts, without the thread's sleep between bursts."""
     put, took_s, due = store.put, 0.0, time.perf_counter()
-    for _ in range(0, count, BURST):
+    for done in range(0, count, BURST):
+        burst = min(BURST, count - done)
         begun = time.perf_counter()
-        for number in range(BURST):
+        for number in range(burst):
             put("BenchTopic", BODY, keys=KEYS[number], tags="TagA")
         took_s += time.perf_counter() - begun
-        due += BURST / pace
+        due += burst / pace
         time.sleep(max(0, due - time.perf_counter()))
     return took_s
 

@@ -1,5 +1,5 @@
 """Goal: a peer that fails is named in one line, and the rest is still shown; too long a run is refused before it
-begins. Method: parts and peers that fail, in place of the real ones."""
+begins, and none puts more than it says. Method: parts and peers that fail, in place of the real ones."""
 
 from __future__ import annotations
 
@@ -83,3 +83,19 @@ def test_the_log_of_the_longest_run_has_a_length_that_is_allowed(tmp_path, monke
             shipping.shipped(tmp_path, count, replication.PAIRS, 0)
         assert (found.value.args[0] <= INT_MAX) is fits
     assert most >= 50_000
+
+
+@pytest.mark.parametrize("count", [1, 100, 101, 250])
+def test_puts_with_a_pace_are_as_many_as_were_asked_for(count):
+    """Seen: the last burst was always a whole one, so the time of up to 99 puts more was shared out."""
+
+    class Counts:
+        def __init__(self):
+            self.puts = 0
+
+        def put(self, *_, **__):
+            self.puts += 1
+
+    store = Counts()
+    shipping._paced(store, count, 1_000_000)
+    assert store.puts == count
