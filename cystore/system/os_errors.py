@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,10 @@ def sorted_error(error: OSError, path: Path | str) -> StoreError:
         return StorePermissionError(f"access refused: {text}", path=path)
     if code in (errno.ELOOP, errno.ENOTDIR) and (link := _link_in(Path(str(path)))) is not None:
         return link_refused(link)
+    if code == errno.ENOTDIR and (found := _no_folder_in(Path(str(path)))) is not None:
+        return StoreIOError("this is not a folder, where the store needs one; move it away", path=found)
+    if code == errno.EISDIR:
+        return StoreIOError("this is a folder, where the store needs a file; move it away", path=path)
     if code in _NO_SPACE:
         return StoreFullError("no space left on the disk; make space, then appends work again", path=path)
     if code in _NO_RESOURCE:
@@ -78,6 +83,12 @@ def link_refused(path: Path | str) -> StorePermissionError:
 def _link_in(path: Path) -> Path | None:
     """The first part of a path that is a symbolic link."""
     return next((part for part in [*reversed(path.parents), path] if part.is_symlink()), None)
+
+
+def _no_folder_in(path: Path) -> Path | None:
+    """The first part of a path that exists and is not a folder."""
+    parts = (*reversed(path.parents), path)
+    return next((part for part in parts if os.path.exists(part) and not os.path.isdir(part)), None)
 
 
 def not_regular(path: Path | str) -> StoreFormatError:
