@@ -100,11 +100,16 @@ class Carrier:
             done += carried
             if room is not None:
                 room.make()
-            elif not batch and self._dispatcher.run_once(timeout_ms=LOCK_WAIT_MS).done == 0:
+            elif not batch and not self._dispatch():
                 break
         if done:
             log.info("%d delayed messages below %d were carried forward", done, end)
         return done
+
+    def _dispatch(self) -> bool:
+        """Dispatches what was carried; False if there is nothing to dispatch, or another process does it."""
+        self._control.commit()  # no dispatcher sees what is in a pool
+        return self._dispatcher.run_once(timeout_ms=LOCK_WAIT_MS).done > 0
 
     # ------------------------------------------------------------------------------------------- worth it?
 

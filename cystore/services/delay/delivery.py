@@ -127,6 +127,7 @@ class Scheduler:
         an entry are due before others of their level."""
         behind = self._progress.runs_behind()
         if behind != self._behind[0]:
+            self._control.commit()  # their messages may be in a pool, and no dispatcher sees them there
             self._behind = behind, self._control.wrote
         end = self._behind[1]
         return end if behind and self._control.dispatched < end else 0  # a damaged one never gets an entry
