@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cystore._native.append.appender import Appender
 from cystore._native.append.group_commit import GroupCommit
@@ -23,7 +22,8 @@ from cystore.derived.dispatch.remove import QueueRemover
 from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.derived.files.index import IndexFiles
 from cystore.derived.files.offsets import reserve_queue_offsets
-from cystore.derived.reading.confirmed import ConfirmedReader, WholeLog
+from cystore.derived.reading.confirmed import ConfirmedReader
+from cystore.derived.reading.dispatch_help import DispatchHelp
 from cystore.derived.reading.reader import Reader
 from cystore.engine.files.checkpoint import Checkpoint
 from cystore.engine.files.mappings import Mappings
@@ -161,8 +161,10 @@ def compose(
         control, commit_log, queues, index, dispatcher, config, filters
     )
     waiting = WaitingQueues(control, commit_log, config)
-    whole_log: Any = WholeLog(reader)
-    scheduler = Scheduler(control, queues, delivered, whole_log, flusher, waiting, appender, config)
+    dispatch_help = DispatchHelp(
+        control, dispatcher, commit_log.files.directory, "delivering only dispatched messages"
+    )
+    scheduler = Scheduler(control, queues, delivered, dispatch_help, flusher, waiting, appender, config)
     carrier = Carrier(control, commit_log, queues, dispatcher, delivered, waiting, appender, config)
     compactor = Compactor(root, control, commit_log, policy, manifest)
     cleaner = Cleaner(

@@ -93,7 +93,9 @@ class Reader:
         self._healer = QueueHealer(control, commit_log, queues)
         self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer, self._windows)
         self.counts = ReadCounts(control)
-        self._help = DispatchHelp(dispatcher, commit_log.files.directory)
+        self._help = DispatchHelp(
+            control, dispatcher, commit_log.files.directory, "reading only dispatched messages"
+        )
         keys = self._tail.keys
         self._by_key = KeySearch(control, commit_log, index, self.counts, self._windows, self._help, keys)
         self._queue_reader: QueueReader | None = None

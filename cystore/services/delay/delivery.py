@@ -23,7 +23,7 @@ from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s, seconds
 from cystore.config import StoreConfig
 from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
-from cystore.derived.reading.reader import Reader
+from cystore.derived.reading.dispatch_help import DispatchHelp
 from cystore.engine.files.progress import Progress
 from cystore.engine.log.flush import Flusher
 from cystore.errors import MessageIllegalError, StoreConfigError, StoreError
@@ -54,14 +54,15 @@ class Scheduler:
         control: Control,
         queues: ConsumeQueues,
         progress: DeliveryProgress,
-        reader: Reader,
+        dispatch_help: DispatchHelp,
         flusher: Flusher,
         waiting: WaitingQueues,
         appender: Appender | None,
         config: StoreConfig,
     ) -> None:
         self._control, self._queues = control, queues
-        self._progress, self._reader, self._flusher, self._config = progress, reader, flusher, config
+        self._progress, self._dispatch_help = progress, dispatch_help
+        self._flusher, self._config = flusher, config
         self._appender = appender
         self._waiting_queues = waiting
         # By a queue's slot: the next message, its due time by the queue's entry, and its due time after a check of the
@@ -80,8 +81,8 @@ class Scheduler:
 
     def deliver(self, max_messages: int | None = None, timeout_s: float | None = None) -> int:
         """Delivers the messages that are due at the time of the call; returns their number. Ends after about
-        `timeout_s`, which includes the wait for another delivering process; then some may be left. Raises the errors of
-        `put`."""
+        `timeout_s`, which includes the wait for another delivering process; then some may be left. Those that are not
+        dispatched are left too; the log says what stops dispatch. Raises the errors of `put`."""
         if max_messages is not None:
             max_messages = whole("max_messages", max_messages, 1, error=StoreConfigError)
         until_s = None if timeout_s is None else monotonic_s() + seconds(timeout_s, least=0)
@@ -91,7 +92,7 @@ class Scheduler:
         control, done, awaited, now_ms = self._control, 0, 0, clock.now_ms(self._control)
         if self._appender is None or not self._progress.slots() or control.flags & FLAG_SLAVE:
             return Progress(0)  # a slave gets its master's deliveries
-        self._reader.help_dispatch()
+        self._dispatch_help.run(tells_of_others=True)
         while limit is None or done < limit:
             left_ms = -1 if until_s is None else max(int((until_s - monotonic_s()) * 1000), 0)
             with control.held_if_free("deliver", within_ms=left_ms if wait else 0) as turn:
@@ -111,7 +112,7 @@ class Scheduler:
                 if unseen == awaited:
                     return Progress(done)  # no reader sees yet what is delivered
                 awaited = unseen
-                self._reader.help_dispatch()
+                self._dispatch_help.run(tells_of_others=True)
             elif room is not None:
                 room.make()
             elif not batch:

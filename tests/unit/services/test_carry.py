@@ -147,15 +147,15 @@ def test_a_carried_message_is_not_overtaken_before_it_is_dispatched(
         store.dispatch()
         store._attached().delivered.save()
         scheduler, carrier = store._attached().scheduler, store._attached().cleaner._carrier
-        helps, carried = scheduler._reader.help_dispatch, []
+        helps, carried = scheduler._dispatch_help.run, []
 
-        def help_dispatch():
+        def help_dispatch(**how):
             if dispatches or not carried:
-                helps()
+                helps(**how)
             carried.append(carrier.run(LOG_BYTES))
 
         with monkeypatch.context() as patch:
-            patch.setattr(scheduler._reader, "help_dispatch", help_dispatch)
+            patch.setattr(scheduler._dispatch_help, "run", help_dispatch)
             assert store.deliver() == (2 if dispatches else 0)
             assert carried == [1, 0]
         assert store.deliver() == (0 if dispatches else 2)
