@@ -386,7 +386,14 @@ def reserve(path: Path, length: int) -> None:
 
 
 def create_sized(
-    root: Path, path: Path, length: int, allocated_bytes: int, *, replace: bool = False, durable: bool = True
+    root: Path,
+    path: Path,
+    length: int,
+    allocated_bytes: int,
+    *,
+    replace: bool = False,
+    durable: bool = True,
+    shared: bool = False,
 ) -> bool:
     """Makes `path` with its full `length`, all zeros, and reserves its first `allocated_bytes`. False if another
     process made it first.
@@ -418,7 +425,7 @@ def create_sized(
         try:
             sync_directory(path.parent)
         except BaseException:
-            if named:
+            if named and not shared:
                 _give_up(path)  # a later caller that found the name would take it for durable
             raise
     return named

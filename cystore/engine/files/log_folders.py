@@ -166,7 +166,9 @@ class LogFolders:
             if not path.exists():
                 folder = self.for_new_file(base, file_bytes, limits)
                 path = folder.path / file_name(base)
-                files.create_sized(folder.room, path, file_bytes, allocated_bytes, durable=durable)
+                files.create_sized(
+                    folder.room, path, file_bytes, allocated_bytes, durable=durable, shared=True
+                )
             elif durable:
                 files.sync_directory(path.parent)  # the maker of the name may have died before this
         return path

@@ -8,6 +8,7 @@ import os
 import resource
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,10 @@ from cystore.engine.files import pace
 from cystore.engine.files.segments import MappedFileQueue
 from cystore.engine.log import allocate
 from cystore.engine.log.allocate import FLAG_SLAVE
+from cystore.errors import StoreResourceError
 from cystore.system import files
 from cystore.system.ranges.pages_ahead import PagesAhead
+from tests.support.disks import log_folders
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
 
@@ -144,6 +147,34 @@ def test_a_put_makes_the_file_that_somebody_removed_again(tmp_path):
         assert put.physical_offset == FILE_BYTES
     with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
         assert [m.queue_offset for m in store.scan()] == [0, 1]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one folder", "several folders"])
+def test_a_file_that_another_process_appends_to_stays_when_its_maker_fails(tmp_path, monkeypatch, several):
+    """Seen: a process without a free descriptor could not sync the folder of the file that it had just named, and
+    unlinked it, although sync puts of another process were in it."""
+    settings: dict[str, Any] = {"mapped_file_size_commit_log_bytes": FILE_BYTES, "allocate_ahead_bytes": PAGE}
+    if several:
+        (tmp_path / "more").mkdir()
+        settings |= log_folders.several([tmp_path / "more"])
+    with open_small(tmp_path / "s", **settings) as maker, open_small(tmp_path / "s", **settings) as other:
+        other.put("T", body_for(HALF), flush="sync")
+        sync_directory, first, put = files.sync_directory, [True], []
+
+        def without_descriptor(path):
+            if not first or not (path / f"{FILE_BYTES:020d}").exists():
+                return sync_directory(path)
+            first.clear()
+            put.append(other.put("T", body_for(HALF + 100), flush="sync"))
+            raise StoreResourceError("no descriptor is left", path=path)
+
+        monkeypatch.setattr(files, "sync_directory", without_descriptor)
+        with pytest.raises(StoreResourceError, match="no descriptor is left"):
+            maker._parts.allocator.make_successors()
+        assert put[0].physical_offset == FILE_BYTES
+        assert maker.put("T", b"goes on", flush="sync").queue_offset == 2
+    with open_small(tmp_path / "s", **settings) as store:
+        assert [m.queue_offset for m in store.scan()] == [0, 1, 2]
 
 
 def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path):

@@ -20,7 +20,6 @@ from tests.oracle.log import lay_out
 from tests.support.checks import check_closed, everything
 from tests.support.cleaning import fill_disk
 from tests.support.clock import turn
-from tests.support.process import Process
 from tests.support.property import stores
 from tests.support.recovery_stores import make_records
 from tests.support.small_stores import SETTINGS, open_small
@@ -239,67 +238,6 @@ def test_bounds_of_one_call(path, late):
         store.deliver()
     with opened(path, read_only=True) as store, pytest.raises(cystore.StoreNotWritableError):
         store.deliver()
-
-
-def refused(folder):
-    folder.chmod(0o500)
-
-
-def strange(folder):
-    (folder / "New").mkdir()
-    (folder / "New" / "0").mkdir()
-    (folder / "New" / "0" / "strange").write_bytes(b"")
-
-
-def a_file(folder):
-    (folder / "New").write_bytes(b"")
-
-
-@pytest.mark.parametrize("stop", [refused, strange, a_file])
-def test_what_stops_dispatch_is_told_and_stops_nothing_else(path, late, caplog, unprivileged, stop):
-    """Seen: `deliver` returned 0 without a word. Where access was refused, or a name was strange, it delivered nothing
-    and every query failed, because of one queue's folder."""
-    with opened(path) as store:
-        fill(store, 4)
-        store.put("T", b"dispatched", queue_id=2, keys=("k",))
-        store.dispatch()
-        stop(path / "consumequeue")
-        store.put("New", b"")
-        store.put("T", b"late", queue_id=0, delay_level=1)
-        assert [bytes(m.body) for m in store.query("T", "k")] == [b"dispatched"]
-        assert store.get("New", 0, 0).messages == []
-        caplog.clear()
-        late(1_000)
-        try:
-            assert store.deliver() == 4
-            assert f"{path}/commitlog: dispatch failed; delivering only dispatched messages: " in caplog.text
-            assert f"[path {path}/consumequeue/New" in caplog.text
-        finally:
-            (path / "consumequeue").chmod(0o700)
-        if stop is a_file:
-            (path / "consumequeue" / "New").unlink()
-        elif stop is strange:
-            (path / "consumequeue" / "New" / "0" / "strange").unlink()
-        assert store.deliver() == 1
-        assert sorted(len(store.get("T", n, 0).messages) for n in range(3)) == [1, 2, 3]
-    check_closed(path, {**SETTINGS, **LEVELS})
-
-
-def test_who_holds_the_dispatch_lock_is_told(path, late, caplog, monkeypatch):
-    monkeypatch.setattr("cystore.derived.reading.dispatch_help.HELP_WAIT_MS", 10)
-    with opened(path) as store, Process() as holder:
-        fill(store, 4)
-        holder.do(
-            "import cystore; store = cystore.open(path, **settings); lock = store._attached().control.held('dispatch')",
-            path=str(path),
-            settings={**SETTINGS, **LEVELS},
-        )
-        holder.do("lock.__enter__()")
-        late(1_000)
-        assert store.deliver() == 0
-        assert f"thread {holder.pid} has held the dispatch lock" in caplog.text
-        holder.do("lock.__exit__(None, None, None)")
-        assert store.deliver() == 4
 
 
 def test_delivery_crosses_segments_and_makes_room_for_itself(path, late):
