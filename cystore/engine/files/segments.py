@@ -353,9 +353,11 @@ class MappedFileQueue:
     def allocate(self, base: int, begin: int, end: int, zeros_from: int | None = None) -> None:
         """Reserves disk space for [begin, end), offsets inside the file at `base`. From `zeros_from` on it also makes
         the pages (`write_zeros_ahead`). Raises StoreFullError, FileReplacedError."""
-        file = self.get(base)
-        if file is None or self.mode is not Mode.WRITE:
+        if self.mode is not Mode.WRITE:
             return
+        file = self.get(base)
+        if file is None:  # other processes may still write to it, and must not get room that nobody reserved
+            raise files.FileReplacedError("the file was removed while it was in use", path=self.path(base))
         end = min(end, self.file_bytes)
         reserved, self._reserved = self._reserved, NOTHING_RESERVED
         if (

@@ -48,6 +48,25 @@ def test_another_process_that_never_mapped_the_file_does_not_call_it_durable(sto
         other.close()
 
 
+def test_i5_nobody_publishes_room_in_a_removed_file(tmp_path):
+    """Seen: a process that had never mapped the file reserved nothing and published the room; on a full disk a signal
+    killed the process that appended there."""
+    settings = {
+        "mapped_file_size_commit_log_bytes": SEGMENT_BYTES,
+        "allocate_ahead_bytes": SEGMENT_BYTES // 4,
+    }
+    one, other = (cystore.open(tmp_path / "store", services=(), **settings) for _ in range(2))
+    with contextlib.suppress(cystore.NotDurableError), one, other:
+        one.put("T", b"")
+        unlink_log(one)
+        room = one.stats()["allocated"]
+        with pytest.raises(cystore.StoreIOError, match="the file was removed"):
+            other._parts.allocator._allocate_up_to(room + 1)
+        assert one.stats()["allocated"] == room
+        with pytest.raises(cystore.StoreIOError, match="the file was removed"):
+            one.put("T", bytes(SEGMENT_BYTES // 2))
+
+
 def test_nothing_is_accepted_after_it_and_reads_go_on(store):
     store.put("T", b"before")
     unlink_log(store)
