@@ -393,7 +393,7 @@ def create_sized(
     *,
     replace: bool = False,
     durable: bool = True,
-    shared: bool = False,
+    stays: bool = False,
 ) -> bool:
     """Makes `path` with its full `length`, all zeros, and reserves its first `allocated_bytes`. False if another
     process made it first.
@@ -401,7 +401,9 @@ def create_sized(
     The file gets its name after its content is durable. Unless `replace` is set, it never replaces another file; if
     another process makes the file first, that is no error. A crash leaves at most a file in tmp/; the next load
     removes it. Without `durable`, a power cut may remove the file until it and its folder are synced. A file with
-    this name always has its full length, because the supported file systems keep such changes in order.
+    this name always has its full length, because the supported file systems keep such changes in order. If the sync
+    of the folder fails, the name is removed again, unless it `stays`: other processes may have mapped such a file, and
+    sync its folder before they use it.
     """
     make_directory(path.parent, durable=durable)
     named = True
@@ -425,7 +427,7 @@ def create_sized(
         try:
             sync_directory(path.parent)
         except BaseException:
-            if named and not shared:
+            if named and not stays:
                 _give_up(path)  # a later caller that found the name would take it for durable
             raise
     return named

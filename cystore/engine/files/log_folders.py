@@ -167,7 +167,7 @@ class LogFolders:
                 folder = self.for_new_file(base, file_bytes, limits)
                 path = folder.path / file_name(base)
                 files.create_sized(
-                    folder.room, path, file_bytes, allocated_bytes, durable=durable, shared=True
+                    folder.room, path, file_bytes, allocated_bytes, durable=durable, stays=True
                 )
             elif durable:
                 files.sync_directory(path.parent)  # the maker of the name may have died before this

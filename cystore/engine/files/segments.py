@@ -323,7 +323,7 @@ class MappedFileQueue:
     def _make(self, path: Path, base: int, allocated_bytes: int) -> bool:
         """Makes a file that no folder had a moment ago. True if the file is this call's, with all of that space."""
         return files.create_sized(
-            self.root, path, self.file_bytes, allocated_bytes, durable=self._durable_names, shared=True
+            self.root, path, self.file_bytes, allocated_bytes, durable=self._durable_names, stays=True
         )
 
     def sync_removed(self) -> None:
