@@ -25,6 +25,7 @@ DELAYED = {
     "flush_delay_offset_interval_ms": 0,
     "max_clock_jump_s": 60,
 }
+POOL = {"transient_store_pool_enable": True, "transient_store_pool_size": 3}
 COUNT = 60
 # Place: how often it is passed before, at most. All of them are passed while messages are carried.
 PLACES = {
@@ -150,8 +151,9 @@ def test_i9_a_killed_batch_counts_before_it_is_dispatched(path, turned, build_en
     after_kills(path, DELAYED)
 
 
+@pytest.mark.parametrize("more", [{}, POOL], ids=["", "pool"])
 @pytest.mark.parametrize("rounds", [5, pytest.param(40, marks=pytest.mark.slow)])
-def test_i9_several_carry_and_deliver_at_once_and_are_killed_at_random(path, rng, turned, rounds):
+def test_i9_several_carry_and_deliver_at_once_and_are_killed_at_random(path, rng, turned, rounds, more):
     """All of them put, deliver and clean while hours pass; in each round one dies, sometimes all. Nothing is lost,
     early or twice."""
     work = """
@@ -175,12 +177,12 @@ while True:
     with contextlib.ExitStack() as stack:
         environment = turned.environment({**os.environ})
         watch = stack.enter_context(Process(environment))
-        watch.do(OPEN, path=str(path), settings=DELAYED)
+        watch.do(OPEN, path=str(path), settings={**DELAYED, **more})
         for _ in range(rounds):
             while len(writer_group) < 3:
                 process = stack.enter_context(Process(environment))
                 writer_group.append(process)
-                process.do(OPEN, path=str(path), settings=DELAYED)
+                process.do(OPEN, path=str(path), settings={**DELAYED, **more})
                 process.send(
                     "n = 0; noted = open(notes, 'a')\n" + work, notes=str(notes), seed=rng.randrange(1 << 30)
                 )
@@ -205,7 +207,7 @@ while True:
         assert stamps
         minimum = watch.do("store.topics()['T'][0].min_offset")
         found = watch.do(
-            "found, offset = [], store.topics()['T'][0].min_offset\n"
+            "store.flush(); found, offset = [], store.topics()['T'][0].min_offset\n"
             "while (got := store.get('T', 0, offset, 1000)).messages:\n"
             "    found += [(m.properties['n'], m.store_timestamp_ms) for m in got.messages]; offset = got.next_offset\n"
             "found"
