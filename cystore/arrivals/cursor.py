@@ -88,8 +88,10 @@ class Cursor:
         write needs more. Raises StoreFullError."""
         path = path_of(parts.root, name)
         if not path.exists():
-            files.create_sized(parts.root, path, FILE_BYTES, FILE_BYTES)
+            files.create_sized(parts.root, path, FILE_BYTES, FILE_BYTES, stays=True)
             failpoint("dispatcher.made")
+        else:
+            files.sync_directory(path.parent)  # the maker of the name may have died before this
         return cls(parts, name, write=True)
 
     # ------------------------------------------------------------------------------------------- reading

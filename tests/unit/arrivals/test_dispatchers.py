@@ -20,7 +20,9 @@ from cystore.errors import (
     StoreFormatError,
     StoreLockedError,
     StoreNotWritableError,
+    StoreResourceError,
 )
+from cystore.system import files
 from tests.support.child import in_child
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, open_small
@@ -432,6 +434,29 @@ def test_a_cursor_that_was_made_and_never_written_begins(store):
     with store.dispatchers.add("search", taken) as search:
         assert search.wait(WAIT_S)
     assert taken.bodies == numbers(0, 3)
+
+
+def test_a_cursor_that_another_process_uses_stays_when_its_maker_fails(store, monkeypatch):
+    """Seen: the maker could not make the name durable and unlinked the file, in which another process kept its
+    position meanwhile: the next process of that dispatcher would have begun anew."""
+    sync_directory, used = files.sync_directory, []
+    path = cursors.path_of(store._parts.root, "search")
+
+    def without_descriptor(folder):
+        if used or not path.exists():
+            return sync_directory(folder)
+        used.append(None)
+        used[0] = cursors.Cursor.make(store._parts, "search")
+        raise StoreResourceError("no descriptor is left", path=folder)
+
+    monkeypatch.setattr(files, "sync_directory", without_descriptor)
+    with pytest.raises(StoreResourceError, match="no descriptor is left"):
+        cursors.Cursor.make(store._parts, "search")
+    assert os.fstat(used[0]._file.fd).st_nlink == 1
+    taken = Taken()
+    fill(store, 0, 3)
+    store.dispatchers.add("search", taken, begin="first")
+    assert taken.have(3)
 
 
 def test_a_reader_sees_the_states_and_adds_nothing(tmp_path):
