@@ -1,7 +1,8 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cystore._native.memory.atomics cimport (
-    CACHE_LINE_BYTES, load_i64, load_u32, prefetch_for_write, release_fence, store_i64, store_u32, store_u64
+    CACHE_LINE_BYTES, load_i64, load_u32, prefetch_early, prefetch_for_write, release_fence, store_i64, store_u32,
+    store_u64
 )
 from cystore._native.layout cimport (
     BLANK_SIZE_MIN, FLAG_DISK_FULL, FLAG_NOT_WRITABLE, FLAG_SLAVE, FLAG_SYNC_FAILED, PROPERTIES_BYTES_MAX,
@@ -13,6 +14,7 @@ cdef enum:
     CLAMP_REPORT_MS = 60_000
     SLOW_PUT_MS = 500           # DefaultMessageStore and CommitLog warn of longer puts
     EXPECTED_BYTES = 4096
+    EARLY_BYTES = 6144          # in front of the next record of a run
     AHEAD_BYTES = 2048          # from a record to the expected place of a later record
     AHEAD_LINES = 4             # of that record at least
     FORBID_COPYING = FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE | FLAG_DISK_FULL
@@ -77,6 +79,17 @@ cdef inline void expect_write(const uint8_t* p, int32_t size) noexcept nogil:
     cdef int32_t at = 0
     while at < size and at < EXPECTED_BYTES:
         prefetch_for_write(p + at)
+        at += CACHE_LINE_BYTES
+
+
+cdef inline void expect_record_before(const uint8_t* p, int32_t size) noexcept nogil:
+    """Prefetch, for a run of records that is written from its end: the record at `p` comes next, and the CPU does not
+    guess that it stands in front of this record. The first-level cache waits for few lines at once, so the second-level
+    cache gets them earlier. Lines in front of the run are fetched, too."""
+    cdef int32_t at = 0
+    while at < size and at < EXPECTED_BYTES:
+        prefetch_for_write(p + at)
+        prefetch_early(p + at - EARLY_BYTES)
         at += CACHE_LINE_BYTES
 
 

@@ -127,8 +127,8 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
         # Writes the last record first. If all processes die, the wrote position is lost, and recovery takes the records
         # that are in the log. It finds no record of this run until the first record is whole, and then all of them.
         for i in range(end - 1, begin - 1, -1):
-            if i > begin:  # the CPU does not guess that the next record stands in front of this record
-                expect_write(target.address + (items[i - 1].physical_offset - target.base), items[i - 1].size)
+            if i > begin:
+                expect_record_before(target.address + (items[i - 1].physical_offset - target.base), items[i - 1].size)
             if count == 1:
                 expect_next_records(target.address + (items[i].physical_offset - target.base), items[i].size)
             write_record(target.address + (items[i].physical_offset - target.base), &items[i], target.magic)

@@ -40,6 +40,8 @@ static inline void release_fence(void) { __atomic_thread_fence(__ATOMIC_RELEASE)
 static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 /* Any address is allowed: a prefetch never faults. */
 static inline void prefetch_for_read(const void *p) { __builtin_prefetch(p, 0); }
+/* Into the second-level cache only: it waits for more lines at once than the first-level cache can. */
+static inline void prefetch_early(const void *p) { __builtin_prefetch(p, 0, 2); }
 static inline void prefetch_for_write(const void *p) {
 #if defined(__x86_64__)
     /* The builtin prefetches for reading, unless the compiler aims at newer CPUs only. */

@@ -33,6 +33,7 @@ cdef extern from "atomics.h" nogil:
     void full_fence()
     void release_fence()
     void prefetch_for_read(const void* p)
+    void prefetch_early(const void* p)
     void prefetch_for_write(const void* p)
     void touch_byte(uint8_t* p)
     void publish_be32(uint8_t* p, uint32_t v)

@@ -19,7 +19,7 @@ from cystore._native.layout cimport (
     load_be64, record_born_timestamp, record_checksum_field, record_flag, record_magic, record_physical_offset,
     record_queue_id, record_queue_offset, record_sys_flag, record_total_size
 )
-from cystore._native.memory.atomics cimport CACHE_LINE_BYTES, prefetch_for_read
+from cystore._native.memory.atomics cimport CACHE_LINE_BYTES, prefetch_early, prefetch_for_read
 from cystore._native.record.record_view cimport (
     RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_MAGIC, RECORD_BAD_POSITION, RECORD_BAD_TOPIC, RECORD_BLANK,
     RECORD_OK, RECORD_SHORT, RECORD_ZERO, record_parts, record_view, same_text
@@ -27,6 +27,7 @@ from cystore._native.record.record_view cimport (
 
 cdef enum:
     FETCHED_BYTES = 3072        # of log, in front of a walk
+    EARLY_BYTES = 6144          # behind them, to what is fetched into the second-level cache
 
 cdef extern from "topic_bytes.h" nogil:
     const uint8_t* topic_bytes
@@ -181,10 +182,13 @@ cdef inline void walk_begin(record_view* v) noexcept nogil:
 cdef inline int64_t fetch_ahead(const uint8_t* p, int64_t at, int64_t fetched, int64_t end) noexcept nogil:
     """Prefetches what a walk at p[at] reads next, below p[end], and returns how far. `fetched`: the last result. A
     checksum reads a record in three places at once, and begins anew with each record. The hardware prefetcher does not
-    follow that, and lines that another CPU has just written come late."""
+    follow that, and lines that another CPU has just written come late. The first-level cache waits for few lines at
+    once, so the second-level cache gets them earlier."""
     cdef int64_t upto = min(at + <int64_t>FETCHED_BYTES, end)
     fetched = max(fetched, at)
     while fetched < upto:
+        if fetched + <int64_t>EARLY_BYTES < end:
+            prefetch_early(p + fetched + EARLY_BYTES)
         prefetch_for_read(p + fetched)
         fetched += CACHE_LINE_BYTES
     return fetched
