@@ -176,7 +176,13 @@ def lmdb_at_its_best(folder: Path, count: int) -> float:
     import lmdb
 
     env = lmdb.open(
-        str(folder), map_size=2 << 30, writemap=True, map_async=True, sync=False, metasync=False, subdir=True
+        str(folder),
+        map_size=max(2 << 30, 4 * count * RECORD_BYTES),
+        writemap=True,
+        map_async=True,
+        sync=False,
+        metasync=False,
+        subdir=True,
     )
     job = Job("put", count, str(folder), body_bytes=BODY_BYTES)
     values = workload.flat_ring(job)
@@ -410,7 +416,7 @@ def rate_rows(folder: Path, count: int, seconds: float) -> Iterator[Row]:
     yield Row("memcpy loop in C into new pages of a file that is synced as often", f"{new:.0f} ns a record")
     yield Row("the same loop, another thread makes the pages by writes of zeros", f"{ahead:.0f} ns a record")
     yield Row("that loop, and a call from Python of a function in C that does nothing", f"{called:.0f} ns")
-    peer = run(lmdb_at_its_best, folder, min(count // 20, 200_000))
+    peer = _long_run(lmdb_at_its_best, folder, count)
     yield Row(
         f"{what}: beside LMDB at its best", f"{peer / ours:.1f} × ({peer:.0f} ns)", "≥ 8 ×", peer / ours >= 8
     )
