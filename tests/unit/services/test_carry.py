@@ -5,7 +5,6 @@ messages wait."""
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -30,17 +29,6 @@ LEVELS = {"message_delay_level": "1s 1h 2d 30d", "file_reserved_time_h": 72}
 HOUR, TWO_DAYS, MONTH = 2, 3, 4
 POOL = {"transient_store_pool_enable": True, "transient_store_pool_size": 3}
 RUN = 256  # between the queue ids of a level
-
-
-@pytest.fixture(autouse=True)
-def warnings(caplog):
-    """The log is heard, whatever tests before made of it."""
-    caplog.set_level(logging.WARNING, "cystore")
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "store"
 
 
 @pytest.fixture

@@ -3,34 +3,13 @@ queue whose folder gives dispatch an error, and a process that holds the dispatc
 
 from __future__ import annotations
 
-import logging
-from functools import partial
-
 import pytest
 
 from tests.support.checks import check_closed
-from tests.support.clock import turn
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS, open_small
 
 LEVELS = {"message_delay_level": "1s"}
-
-
-@pytest.fixture(autouse=True)
-def warnings(caplog):
-    """The log is heard, whatever tests before made of it."""
-    caplog.set_level(logging.WARNING, "cystore")
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def late(monkeypatch):
-    """Turns the clock by which deliveries are due: `late(ms)` from now."""
-    return partial(turn, monkeypatch)
 
 
 def fill(store):

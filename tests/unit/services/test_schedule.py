@@ -5,10 +5,8 @@ from behind a power cut."""
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -19,7 +17,6 @@ from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import lay_out
 from tests.support.checks import check_closed, everything
 from tests.support.cleaning import fill_disk
-from tests.support.clock import turn
 from tests.support.property import stores
 from tests.support.recovery_stores import make_records
 from tests.support.small_stores import SETTINGS, open_small
@@ -27,23 +24,6 @@ from tests.support.small_stores import SETTINGS, open_small
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 LEVELS = {"message_delay_level": "1s 5s 1m 2h"}
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture(autouse=True)
-def warnings(caplog):
-    """The log is heard, whatever tests before made of it."""
-    caplog.set_level(logging.WARNING, "cystore")
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def late(monkeypatch):
-    """Turns the clock by which deliveries are due: `late(ms)` from now."""
-    return partial(turn, monkeypatch)
 
 
 def opened(path, **more):
