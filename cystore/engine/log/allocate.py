@@ -357,9 +357,8 @@ class Allocator:
         system, with the lock held."""
         wrote = self._control.log_end
         state = wrote, self._control.flush_seq
-        if (
-            state == self._kept_writable or wrote + MOST_PAGES_BYTES >= made
-        ):  # puts have just made the last pages
+        puts_made_them = wrote + MOST_PAGES_BYTES >= made
+        if state == self._kept_writable or puts_made_them:
             return
         self._kept_writable = state
         segment = self._written_at(wrote)
