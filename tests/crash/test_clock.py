@@ -242,3 +242,28 @@ def test_records_of_the_wrong_clock_are_read_and_found(believed):
     assert believed.do("len(store.query('T', 'k99'))") == 1
     now = believed.do("stamp()")
     assert believed.do(f"len(store.query('T', 'k5', begin_ms={now - HOUR_MS}, end_ms={now}))") == 1
+
+
+def test_a_put_that_stands_still_behind_its_look_at_the_clock_is_not_stamped_before_others(
+    in_memory, build_environment
+):
+    """A put looks at the clock before it takes the lock. Other processes append meanwhile, for longer than a clock may
+    jump: then no timestamp is held back."""
+    path, settings = in_memory / "s", {**SETTINGS, "max_clock_jump_s": 1}
+    with cystore.open(path, **settings) as store, Process(build_environment("failpoints")) as stopped:
+        stopped.do(
+            "import os, time, cystore; store = cystore.open(path, **settings)\n"
+            "end = time.monotonic() + 0.1\n"
+            "while time.monotonic() < end: store.put('T', b'')\n"  # then it knows how fast the counter runs
+            "os.environ['CYSTORE_FAILPOINT'] = 'append.looked:2:stop'",
+            path=str(path),
+            settings=settings,
+        )
+        stopped.send("(store.put('T', b''), store.put('T', b'').store_timestamp_ms)[1]")
+        stopped.wait_stopped()
+        # Few appends meanwhile: at the end of a file the put would look again.
+        assert not store.wait("silent", 0, 0, timeout_s=1.1)
+        last = store.put("T", b"").store_timestamp_ms
+        stopped.go_on()
+        assert stopped.answer() >= last
+        stopped.do("store.close()")

@@ -26,7 +26,7 @@ IN_BOTH = (
 )
 # `put` runs append_one; what needs a queue, a blank or another segment is append_items', which put_many runs.
 FAILPOINTS = [
-    *(("put", name) for name in ("append.one_begun", *IN_BOTH)),
+    *(("put", name) for name in ("append.looked", "append.one_begun", *IN_BOTH)),
     *(("put_many", name) for name in ("append.many_begun", *IN_BOTH)),
     *(
         ("put_many", name)

@@ -38,7 +38,8 @@ cdef extern from "wallclock.h" nogil:
         int64_t ms
     int CLOCK_BOOTTIME
     int64_t clock_read_ms(int which)
-    int64_t wall_clock_ms(wall_clock* clock, control_block* block)
+    uint64_t counter_now()
+    int64_t wall_clock_at(wall_clock* clock, control_block* block, uint64_t ticks)
     int64_t wall_clock_took_ms(wall_clock* clock)
 
 # Where this process writes. While puts can run, the segment changes only under the append lock.
@@ -140,10 +141,14 @@ cdef inline bint item_readable(const append_item* item) noexcept nogil:
         and item.properties_len <= <int32_t>PROPERTIES_BYTES_MAX and <uint32_t>(item.topic_len - 1) < TOPIC_BYTES_MAX
 
 
-cdef inline int64_t append_now(control_block* block, append_target* target) noexcept nogil:
-    """The store timestamp. It does not go back, unless the last timestamp is further ahead than a clock may jump: then
-    a wrong clock made the last timestamp, and the append does not wait for it."""
-    cdef int64_t now = wall_clock_ms(&target.clock, block), ahead = block.last_store_timestamp - now
+cdef inline int64_t append_now(control_block* block, append_target* target, uint64_t ticks) noexcept nogil:
+    """The store timestamp, from an earlier look at the counter. It does not go back, unless the last timestamp is
+    further ahead than a clock may jump: then a wrong clock made the last timestamp, and the append does not wait for
+    it. If another process appended after that look, the counter is read again."""
+    cdef int64_t now = wall_clock_at(&target.clock, block, ticks), ahead = block.last_store_timestamp - now
+    if ahead > 0:
+        now = wall_clock_at(&target.clock, block, counter_now())
+        ahead = block.last_store_timestamp - now
     if 0 < ahead <= block.clock_jump_ms:
         if ahead > CLAMP_REPORT_MS:
             block.clock_clamps += 1
@@ -218,9 +223,11 @@ cdef inline void count_latency(control_block* block, append_target* target, int6
         target.slow_ms = took_ms
 
 
-cdef inline int append_one(control_block* block, append_target* target, append_item* item) noexcept nogil:
+cdef inline int append_one(control_block* block, append_target* target, append_item* item,
+                           uint64_t ticks) noexcept nogil:
     """Appends one item, whose queue is known, to a log of cystore's record format. At any obstacle it appends nothing:
-    the caller then calls `append_items`. The caller has just found the control block intact."""
+    the caller then calls `append_items`. The caller has just found the control block intact, and has looked at the
+    counter: `ticks`."""
     cdef int64_t wrote = target.end[0], end = wrote + item.size, now
     cdef int status = append_allowed(block, target, FORBID_WRITING)
     cdef uint8_t* p
@@ -234,7 +241,7 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
     if load_i64(&block.allocated) < end + BLANK_SIZE_MIN:  # acquire; release in Control.allocated
         return APPEND_NEED_SPACE
     p = target.address + (wrote - target.base)
-    now = append_now(block, target)
+    now = append_now(block, target, ticks)
     begin_intent(block, wrote, end, now)
     claim_place(item, wrote, now)
     expect_next_records(p, item.size)

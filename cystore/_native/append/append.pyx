@@ -66,7 +66,7 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
     for i in range(begin, count):
         if not item_readable(&items[i]):
             return APPEND_UNREADABLE
-    now = append_now(block, target)
+    now = append_now(block, target, counter_now())
     while begin < count:
         if wrote < target.base or wrote >= target.base + target.length:
             target.needed = wrote

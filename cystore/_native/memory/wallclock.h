@@ -99,7 +99,7 @@ typedef struct wall_clock {
     int64_t first_ns;
     double ticks_per_ns; /* 0 until calibrated; stays 0 without a steady counter */
     uint64_t ticks_per_ms;
-    uint64_t asked;      /* counter at the last call of wall_clock_ms */
+    uint64_t asked;      /* counter at the last call of wall_clock_at */
     int64_t asked_ms;    /* CLOCK_BOOTTIME then, for a CPU without a steady counter */
     int64_t tick_ns;     /* the coarse clock at the last call of wall_clock_took_ms */
 } wall_clock;
@@ -140,15 +140,15 @@ static inline int64_t wall_clock_look(wall_clock *clock, control_block *block, u
     return clock->ms;
 }
 
-/* The store's time. If the counter went back, the unsigned difference is huge, and the system's clock is read again. */
-static inline int64_t wall_clock_ms(wall_clock *clock, control_block *block) {
-    uint64_t ticks = counter_now();
+/* The store's time at a look at the counter. If the counter went back, or another thread looked at the system's clock
+   after it, the unsigned difference is huge, and the system's clock is read again. */
+static inline int64_t wall_clock_at(wall_clock *clock, control_block *block, uint64_t ticks) {
     clock->asked = ticks;
     if (ticks - clock->ticks < clock->valid_for) return clock->ms;
     return wall_clock_look(clock, block, ticks);
 }
 
-/* Whole ms since the last call of wall_clock_ms; 0 while the system's coarse clock has not ticked since the last call
+/* Whole ms since the last look of wall_clock_at; 0 while the system's coarse clock has not ticked since the last call
    of this function. So a time below that clock's tick, mostly 4 ms, may be 0. A look at the counter takes three times
    as long: 21 ns in a virtual machine, of a put of 125. */
 static inline int64_t wall_clock_took_ms(wall_clock *clock) {

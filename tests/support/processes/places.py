@@ -36,6 +36,7 @@ class Place:
 
 _OFTEN, _TWICE = Place("live", 12), Place("live", 2)
 _WHEN_WRITING = {
+    "append.looked": _OFTEN,
     "append.one_begun": _OFTEN,
     "append.many_begun": _OFTEN,
     "append.intent": _OFTEN,
