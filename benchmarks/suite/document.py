@@ -35,12 +35,11 @@ def updated(page: str, results: dict[str, Any]) -> str:
 
 
 def _section(case: dict[str, Any], results: dict[str, Any]) -> str:
-    rounds, load = results["arguments"]["rounds"], results["machine"].get("load")
-    busy = "" if load is None else f", load {load:.0f}"
+    rounds, machine = results["arguments"]["rounds"], results["machine"]
+    busy = "" if machine.get("load") is None else f", load {machine['load']:.0f}"
+    cpu = _cpu(machine.get("cpu", ""))
     title = f"{case['title'][0].upper()}{case['title'][1:]}; one operation is a {case['operation']}."
-    run = (
-        f"{rounds} rounds, commit {results['machine']['commit']}, {results['when'].partition('T')[0]}{busy}."
-    )
+    run = f"{rounds} rounds, commit {machine['commit']}, {results['when'].partition('T')[0]}{busy}{cpu}."
     lines = [
         "",
         *textwrap.wrap(f"{title} {run}", WIDTH, break_on_hyphens=False),
@@ -52,6 +51,11 @@ def _section(case: dict[str, Any], results: dict[str, Any]) -> str:
         *_beside(case),
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _cpu(model: str) -> str:
+    words = [word for word in model.replace("(R)", "").replace("(TM)", "").split() if word != "Processor"]
+    return f", {' '.join(words)}" if words else ""
 
 
 def _remark(section: str) -> str:

@@ -37,7 +37,7 @@ def results(name: str) -> dict:
     missed = {**row, "label": "LMDB", "ratio": 0.5, "goal": 1.0, "reached": False, "facts": {}}
     return {
         "when": "2026-01-02T03:04:05+00:00",
-        "machine": {"commit": "abc1234", "load": 0.9},
+        "machine": {"commit": "abc1234", "load": 0.9, "cpu": "Intel(R) Xeon(R) Processor"},
         "arguments": {"rounds": 2},
         "cases": [{"name": name, "title": "put of bytes", "operation": "message", "rows": [row, missed]}],
     }
@@ -48,7 +48,7 @@ def test_the_section_of_a_measured_case_is_replaced_and_all_else_stays():
     before, _, after = PAGE.partition("Old words.")
     assert page.startswith(before) and page.endswith(after.partition("| cystore | 1 |\n")[2])
     assert "Old words." not in page
-    assert "2 rounds, commit abc1234, 2026-01-02, load 1." in page
+    assert "2 rounds, commit abc1234, 2026-01-02, load 1, Intel Xeon." in page
     assert "| cystore | 100 | 10,000,000 | 20% |  |  |" in page
     assert "| LMDB | 100 | 10,000,000 | 20% | 0.50 | 1: missed |" in page
     assert "| cystore | 2.5 |" in page
