@@ -514,11 +514,17 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         damaged."""
         return self._attached().commit_log.read(physical_offset)
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: str = "nearest"
+    ) -> int:
         """The queue offset for a store timestamp: the lowest with exactly that timestamp; else the nearer of the last
         earlier and the first later message, the earlier one on a tie. A time before all messages gives the minimum, a
-        time after all of them the last message."""
-        return self._attached().reader.offset_by_time(topic, queue_id, timestamp_ms)
+        time after all of them the last message.
+
+        With `boundary` "lower": the first message at or after the time, the queue's end if there is none; what is read
+        from there on is not older than the time. "upper": the last message at or before it, the minimum if there is
+        none (BoundaryType of RocketMQ 5)."""
+        return self._attached().reader.offset_by_time(topic, queue_id, timestamp_ms, boundary=boundary)
 
     def scan(
         self, begin: int | None = None, end: int | None = None, *, filter: Filter | None = None

@@ -70,9 +70,10 @@ class Consumer:
     retry topic.
 
     `topics`: one or several. `tags` and `filter`: as for `get`; they do not apply to the retry topic. `begin`: a group
-    without an offset begins at "first", "last", or a store timestamp in ms. `invisible_ms`: a message that is not
-    acknowledged within this time comes again. `max_reconsume_times`: a message that came again so often becomes a dead
-    letter. `max_in_flight`: the most messages of one queue that are not acknowledged (pullThresholdForQueue).
+    without an offset begins at "first", "last", or at the first message that was stored at a time in ms or later.
+    `invisible_ms`: a message that is not acknowledged within this time comes again. `max_reconsume_times`: a message
+    that came again so often becomes a dead letter. `max_in_flight`: the most messages of one queue that are not
+    acknowledged (pullThresholdForQueue).
 
     Iteration gives one message after the other until the consumer or the store is closed. A separate thread serves the
     queues, so that messages of a program that hangs come to other consumers.

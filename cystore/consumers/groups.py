@@ -15,6 +15,7 @@ from cystore.clock import monotonic_s, wait_s
 from cystore.consumers.names import checked_group, checked_topic
 from cystore.consumers.offset_file import Key
 from cystore.consumers.table import NO_OFFSET, Behind, OffsetTable, Reads
+from cystore.derived.reading.by_time import LOWER
 from cystore.errors import OffsetError, StoreConfigError
 from cystore.filters.given_filter import Filter
 from cystore.layout import CONSTANTS, TOTAL_SIZE, field_of, record_store_timestamp
@@ -202,9 +203,10 @@ class Groups:
     def reset(
         self, group: str, topic: str, to: int | str, *, queue_id: int | None = None, force: bool = True
     ) -> dict[int, int]:
-        """Moves a group in all queues of a topic, or in one: to the store timestamp `to` in ms (as `offset_by_time`
-        finds it), to "first" or to "last". Without `force` it only moves the group back, never over messages that the
-        group has not got (resetOffsetByTimestamp). Returns the offsets by queue id, and saves them.
+        """Moves a group in all queues of a topic, or in one: to the first message that was stored at the time `to` in
+        ms or later (the end if there is none), to "first" or to "last". Without `force` it only moves the group back,
+        never over messages that the group has not got (resetOffsetByTimestamp). Returns the offsets by queue id, and
+        saves them.
 
         Running consumers of the group follow within a second. Messages that they gave out before and that are not
         acknowledged then no longer count as given. Raises StoreConfigError for a topic without queues.
@@ -239,9 +241,7 @@ class Groups:
         if to == LAST:
             return found.parts.reader.shown_end(slot)
         assert isinstance(to, int)
-        if to > clock.now_ms(control):
-            return found.parts.reader.shown_end(slot)
-        return found.parts.reader.offset_by_time(topic, queue_id, to)
+        return found.parts.reader.offset_by_time(topic, queue_id, to, boundary=LOWER)
 
     def remove(self, group: str) -> int:
         """Forgets the offsets of a group, and saves that; returns their number (removeOffset). Its retry topic and

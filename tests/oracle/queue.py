@@ -171,3 +171,16 @@ def offset_by_time(queue: Queue, store_timestamps: dict[int, int], timestamp_ms:
     if earlier:
         return earlier[-1][0]
     return later[0][0] if later else queue.minimum
+
+
+def bound_by_time(queue: Queue, store_timestamps: dict[int, int], timestamp_ms: int, boundary: str) -> int:
+    """RocketMQ 5's bounds, by looking at every message. "lower": the first message at or after the time, else the
+    queue's end. "upper": the last one at or before it, else the queue's minimum."""
+    times = [
+        (offset, store_timestamps[entry.physical_offset])
+        for offset, entry in sorted(queue.entries.items())
+        if offset >= queue.minimum and not entry.is_hole
+    ]
+    if boundary == "lower":
+        return min((offset for offset, time in times if time >= timestamp_ms), default=queue.maximum)
+    return max((offset for offset, time in times if time <= timestamp_ms), default=queue.minimum)

@@ -3,6 +3,8 @@ from collections.abc import Callable
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.window import LogWindow
 
+BOUNDARIES: dict[str, int]
+
 def search_time(
     window: LogWindow,
     log_minimum: int,
@@ -14,4 +16,5 @@ def search_time(
     minimum: int,
     maximum: int,
     timestamp_ms: int,
+    boundary: int = ...,
 ) -> int | None: ...

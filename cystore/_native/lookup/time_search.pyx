@@ -21,7 +21,17 @@ cdef enum:
     TIME_NEED_SEGMENT = 2   # the window does not have the segment of the log position `wanted`
     TIME_NOT_HERE = 3       # the general path has to answer
 
-# A binary search that can stop and continue. All messages before `low` are earlier, none from `high` on is.
+cdef enum:
+    NEAREST = 0
+    LOWER = 1
+    UPPER = 2
+
+# The answers that a caller may ask for, by name: the message nearest to a time, the first one at or after it, the last
+# one at or before it (RocketMQ 5's BoundaryType has the last two).
+BOUNDARIES = {"nearest": NEAREST, "lower": LOWER, "upper": UPPER}
+
+# A binary search that can stop and continue. All messages before `low` are earlier, none from `high` on is. For UPPER a
+# message of the very time counts as earlier, too.
 cdef struct time_search:
     const uint8_t* topic
     int topic_len
@@ -36,6 +46,7 @@ cdef struct time_search:
     int64_t earlier_ms      # of the message before `low`, if that is not the minimum
     int64_t later_ms        # of the message at `high`, if that is not the maximum
     int64_t ms
+    int boundary
     int64_t wanted
 
 
@@ -67,7 +78,8 @@ cdef int _time_of(time_search* s, log_window* window, int64_t queue_offset, int6
 
 
 cdef int _search(time_search* s, log_window* window) noexcept nogil:
-    """Ends with the answer in `low`: the first message that is not earlier, or the one before, if that is as near."""
+    """Ends with the answer in `low`: the first message that is not earlier, or the one before, if that is as near or
+    the boundary is UPPER."""
     cdef int64_t middle, ms
     cdef int status
     while s.low < s.high:
@@ -75,21 +87,25 @@ cdef int _search(time_search* s, log_window* window) noexcept nogil:
         status = _time_of(s, window, middle, &ms)
         if status != TIME_FOUND:
             return status
-        if ms < s.ms:
+        if ms < s.ms or (s.boundary == UPPER and ms == s.ms):
             s.low, s.earlier_ms = middle + 1, ms
         else:
             s.high, s.later_ms = middle, ms
-    # later_ms >= ms > earlier_ms: their distances fit into 64 bits without a sign
-    if s.low > s.minimum and (s.low == s.maximum or s.later_ms != s.ms and (
+    if s.boundary == LOWER or s.low == s.minimum:
+        return TIME_FOUND
+    # later_ms >= ms > earlier_ms for NEAREST: their distances fit into 64 bits without a sign
+    if s.boundary == UPPER or (s.low == s.maximum or s.later_ms != s.ms and (
             <uint64_t>s.later_ms - <uint64_t>s.ms >= <uint64_t>s.ms - <uint64_t>s.earlier_ms)):
         s.low -= 1
     return TIME_FOUND
 
 
 def search_time(LogWindow window not None, int64_t log_minimum, int64_t wrote, file_of, uint32_t slot,
-                bytes topic not None, int32_t queue_id, int64_t minimum, int64_t maximum, int64_t timestamp_ms):
-    """The queue offset of the message of [minimum, maximum) that is nearest to a time, `minimum` if there is none; None
-    if the general path has to answer. `file_of(slot, queue_offset)` returns a mapped queue file, or None."""
+                bytes topic not None, int32_t queue_id, int64_t minimum, int64_t maximum, int64_t timestamp_ms,
+                int boundary=NEAREST):
+    """The queue offset of the message of [minimum, maximum) that is nearest to a time, `minimum` if there is none; for
+    another of BOUNDARIES see MessageStore.offset_by_time. None if the general path has to answer.
+    `file_of(slot, queue_offset)` returns a mapped queue file, or None."""
     cdef time_search s
     cdef MappedFile file = None
     cdef int64_t wanted = -1
@@ -97,7 +113,7 @@ def search_time(LogWindow window not None, int64_t log_minimum, int64_t wrote, f
     if not 0 <= minimum <= maximum <= 1 << 58:
         return None
     s.topic, s.topic_len = <const uint8_t*>PyBytes_AS_STRING(topic), <int>len(topic)
-    s.queue_id, s.ms = queue_id, timestamp_ms
+    s.queue_id, s.ms, s.boundary = queue_id, timestamp_ms, boundary
     s.entries = NULL
     s.base = s.end = 0
     s.minimum = s.low = minimum

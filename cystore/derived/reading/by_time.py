@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cystore._native.lookup.time_search import search_time
+from cystore._native.lookup.time_search import BOUNDARIES, search_time
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, message_at
 from cystore._native.record.properties import queues_of
@@ -15,6 +15,8 @@ from cystore.errors import CorruptRecordError, OffsetError
 
 # (slot, minimum, dispatched, next, log minimum, wrote) of a queue.
 QueueState = tuple[int, int, int, int, int, int]
+
+NEAREST, LOWER, UPPER = BOUNDARIES
 
 
 class _UnsoundQueueError(Exception):
@@ -36,18 +38,25 @@ class TimeSearch:
         self._control, self._commit_log, self._queues = control, commit_log, queues
         self._tail, self._healer, self._windows = tail, healer, windows
 
-    def offset(self, name: bytes, state: QueueState, dispatched: int, timestamp_ms: int) -> int:
+    def offset(
+        self, name: bytes, state: QueueState, dispatched: int, timestamp_ms: int, boundary: str
+    ) -> int:
         """See `MessageStore.offset_by_time`. `name` is the topic as stored; `dispatched` was read before `state`."""
         slot, minimum, maximum, following, log_minimum, wrote = state
         queue = self._queues.get(slot)
-        is_whole = maximum == following or not self._control.read_only
-        found = self._in_sound_queue(name, state, queue.queue_id, timestamp_ms) if is_whole else None
+        # Where dispatch stands still, `get` gives dispatched messages, so the nearest is one of these.
+        is_whole = maximum >= following or (boundary == NEAREST and not self._control.read_only)
+        found = None
+        if is_whole:
+            found = self._in_sound_queue(name, state, queue.queue_id, timestamp_ms, boundary)
         if found is not None:
             return found
+        split_ms = timestamp_ms + (boundary == UPPER)  # messages before the split are earlier than this
         try:
-            low = self._first_from(queue, minimum, maximum, timestamp_ms)
+            low = self._first_from(queue, minimum, maximum, split_ms)
             if low < maximum or is_whole:
-                return self._nearer(queue, minimum, low, maximum, timestamp_ms)
+                later, earlier = self._at(queue, low, maximum, forward=True), self._at(queue, minimum, low)
+                return _chosen(earlier, later, timestamp_ms, boundary, minimum, maximum)
         except _UnsoundQueueError:  # the log gives the same answer, slowly
             dispatched, maximum = log_minimum, minimum
         # All dispatched messages are earlier: a read-only handle looks at the undispatched ones.
@@ -56,24 +65,22 @@ class TimeSearch:
             (log_minimum, wrote, dispatched),
             (name, queue.queue_id),
             maximum,
-            timestamp_ms,
+            split_ms,
             self._stored_ms,
         )
-        if earlier is None and (at := self._previous(queue, minimum, maximum)) is not None:
-            ms = self._timestamp(queue, at)
-            earlier = None if ms is None else At(at, ms)
-        if later is None:
-            return minimum if earlier is None else earlier.queue_offset
-        if earlier is None or later.ms - timestamp_ms < timestamp_ms - earlier.ms or later.ms == timestamp_ms:
-            return later.queue_offset
-        return earlier.queue_offset
+        if earlier is None:
+            earlier = self._at(queue, minimum, maximum)
+        return _chosen(earlier, later, timestamp_ms, boundary, minimum, following)
 
-    def _in_sound_queue(self, name: bytes, state: QueueState, queue_id: int, timestamp_ms: int) -> int | None:
+    def _in_sound_queue(
+        self, name: bytes, state: QueueState, queue_id: int, timestamp_ms: int, boundary: str
+    ) -> int | None:
         """The answer if the search meets only sound messages, else None."""
         slot, minimum, maximum, _, log_minimum, wrote = state
         window = self._windows.take()
         found = search_time(
-            window, log_minimum, wrote, self._queues.file_of, slot, name, queue_id, minimum, maximum, timestamp_ms
+            window, log_minimum, wrote, self._queues.file_of, slot, name, queue_id, minimum, maximum, timestamp_ms,
+            BOUNDARIES[boundary],
         )  # fmt: skip
         self._windows.give_back(window)
         return found
@@ -128,16 +135,11 @@ class TimeSearch:
         entry = queue.entry(queue_offset) if holes else None
         return entry is not None and holes.covering(entry.physical_offset) is not None
 
-    def _nearer(self, queue: ConsumeQueue, minimum: int, split: int, maximum: int, timestamp_ms: int) -> int:
-        """The nearer in time of two messages: the last before `split`, and the first from there on."""
-        later, earlier = self._next(queue, split, maximum), self._previous(queue, minimum, split)
-        later_ms = None if later is None else self._timestamp(queue, later)
-        earlier_ms = None if earlier is None else self._timestamp(queue, earlier)
-        if later is not None and later_ms is not None:
-            if earlier is None or earlier_ms is None or later_ms == timestamp_ms:
-                return later
-            return later if later_ms - timestamp_ms < timestamp_ms - earlier_ms else earlier
-        return minimum if earlier is None or earlier_ms is None else earlier
+    def _at(self, queue: ConsumeQueue, begin: int, end: int, *, forward: bool = False) -> At | None:
+        """The last message of [begin, end), or the first one. Raises _UnsoundQueueError."""
+        offset = (self._next if forward else self._previous)(queue, begin, end)
+        ms = None if offset is None else self._timestamp(queue, offset)
+        return None if offset is None or ms is None else At(offset, ms)
 
     def _timestamp(self, queue: ConsumeQueue, queue_offset: int) -> int | None:
         """Store timestamp of a message, None when its record was removed meanwhile. Raises _UnsoundQueueError."""
@@ -188,3 +190,17 @@ class TimeSearch:
             raise
         at = physical_offset - segment.base
         return message_at(segment, at, min(size_bytes, segment.length - at))
+
+
+def _chosen(
+    earlier: At | None, later: At | None, timestamp_ms: int, boundary: str, minimum: int, end: int
+) -> int:
+    """The answer, from the messages next to the split of a queue [minimum, end). For UPPER `earlier` may be of the very
+    time, else `later` may be."""
+    if boundary == LOWER:
+        return end if later is None else later.queue_offset
+    if boundary == UPPER or later is None:
+        return minimum if earlier is None else earlier.queue_offset
+    if earlier is None or later.ms - timestamp_ms < timestamp_ms - earlier.ms or later.ms == timestamp_ms:
+        return later.queue_offset
+    return earlier.queue_offset

@@ -20,9 +20,10 @@ from cystore._native.lookup.counts import ReadCounts, now_ms
 from cystore._native.lookup.get_result import GetResult
 from cystore._native.lookup.key_reader import KeyReader, QueryResult
 from cystore._native.lookup.queue_reader import QueueReader
+from cystore._native.lookup.time_search import BOUNDARIES
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.record.argument_checks import whole
+from cystore._native.record.argument_checks import any_text, whole
 from cystore._native.record.message import Message
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
@@ -48,6 +49,7 @@ from cystore.engine.files.cold_pages import memory_bytes
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import (
     CorruptRecordError,
+    MessageIllegalError,
     OffsetError,
 )
 from cystore.filters.given_filter import Filter
@@ -456,10 +458,10 @@ class Reader:
 
     # --------------------------------------------------------------------------------------- by time
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The queue offset for a store timestamp: the lowest with exactly that timestamp, else the nearer of the last
-        earlier and the first later message, the earlier one on a tie. An empty queue gives its minimum, an unknown
-        queue 0.
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: str = "nearest"
+    ) -> int:
+        """See `MessageStore.offset_by_time`. An empty queue gives its minimum, an unknown queue 0.
 
         The whole queue is searched; RocketMQ searches one file, chosen by its modification time. Source:
         ConsumeQueue.getOffsetInQueueByTime.
@@ -467,11 +469,14 @@ class Reader:
         name = stored_topic(topic)
         queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
         timestamp_ms = whole("timestamp_ms", timestamp_ms, -FOREVER_MS, FOREVER_MS)
+        boundary = any_text("boundary", boundary)
+        if boundary not in BOUNDARIES:
+            raise MessageIllegalError(f"boundary: must be one of {', '.join(BOUNDARIES)}, not {boundary!a}")
         dispatched = self._control.dispatched
         state = self._state(name, queue_id)
         if state is None:
             return 0
-        return self._by_time.offset(name, self._shown(state), dispatched, timestamp_ms)
+        return self._by_time.offset(name, self._shown(state), dispatched, timestamp_ms, boundary)
 
     def _shown(self, state: tuple[int, int, int, int, int, int]) -> tuple[int, int, int, int, int, int]:
         """The part of a queue's state that readers see."""

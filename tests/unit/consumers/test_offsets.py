@@ -10,6 +10,7 @@ import os
 import pytest
 
 import cystore
+from cystore import clock
 from cystore.consumers.offset_file import read_consumer_offsets, render
 from cystore.consumers.table import HEADER_BYTES, ROW_BYTES
 from tests.support.process import Process
@@ -212,12 +213,36 @@ def test_lag_counts_messages_that_can_still_be_read(tmp_path):
         assert store.groups.lags() == {"billing": 0}
 
 
+def later_than(time_ms):
+    """Waits for the clock of the store: its stamps are in ms."""
+    while clock.now_ms() <= time_ms:
+        pass
+
+
+def test_a_time_begins_at_the_first_message_at_or_after_it(tmp_path):
+    """Seen: the nearer of two messages counted, so a group got a message that was stored before its time."""
+    with cystore.open(tmp_path / "s") as store:
+        groups, stamps = store.groups, []
+        for number in range(3):
+            stamps.append(store.put("orders", b"%d" % number).store_timestamp_ms)
+            later_than(stamps[-1] + 9)
+        for at_ms, offset in (
+            (stamps[0] - 5, 0), (stamps[0] + 1, 1), (stamps[1], 1), (stamps[1] + 1, 2), (stamps[2] + 1, 3),
+        ):  # fmt: skip
+            assert groups.reset("billing", "orders", at_ms) == {0: offset}
+            with store.consumer(f"from-{at_ms}", "orders", begin=at_ms) as consumer:
+                given = [bytes(one.body) for one in consumer.poll(timeout_s=0)]
+            assert given == [b"%d" % number for number in range(offset, 3)]
+            assert groups.lags()["billing"] == 3 - offset
+
+
 def test_reset_by_time_and_to_both_ends(tmp_path):
     with filled(tmp_path / "s", queues=1) as store:
         groups = store.groups
         third = store.get("orders", 0, 3).messages[0].store_timestamp_ms
         assert groups.reset("billing", "orders", "last") == {0: 10}
         assert groups.reset("billing", "orders", third)[0] <= 3
+        assert groups.reset("billing", "orders", third - 60_000) == {0: 0}
         assert groups.reset("billing", "orders", "last", force=False)[0] <= 3
         assert groups.reset("billing", "orders", "first", queue_id=0) == {0: 0}
         assert groups.reset("billing", "orders", third + 3_600_000) == {0: 10}

@@ -194,12 +194,19 @@ def test_a_read_only_handle_finds_times_that_nobody_dispatched(tmp_path):
         assert store.stats()["dispatched"] < store.wrote_position
         asked = [ms + more for ms in stamps for more in (-1, 0, 1)] + [0, stamps[-1] + 10_000]
         found = reader.do("[store.offset_by_time('T', 0, ms) for ms in asked]", asked=asked)
+        bound = (
+            "[store.offset_by_time('T', 0, ms, boundary=one) for one in ('lower', 'upper') for ms in asked]"
+        )
+        bounds = reader.do(bound, asked=asked)
         assert reader.do("store.catch_up()") == store.wrote_position
         assert reader.do("store.offset_by_time('other', 0, ms)", ms=stamps[-1] + 10_000) == 11
         assert store.stats()["dispatched"] < store.wrote_position
         store.dispatch()
         assert found == [store.offset_by_time("T", 0, ms) for ms in asked]
         assert found[1::3][:12] == list(range(12))
+        lower = [sum(one < ms for one in stamps) for ms in asked]
+        upper = [max(sum(one <= ms for one in stamps) - 1, 0) for ms in asked]
+        assert bounds == [*lower, *upper]
 
 
 def test_damage_in_the_tail_does_not_hide_what_stands_before_it(tmp_path: Path):

@@ -252,6 +252,7 @@ CALLS = {
     "offset_by_time topic": lambda s, x: s.offset_by_time(x, 0, 0),
     "offset_by_time queue_id": lambda s, x: s.offset_by_time("T", x, 0),
     "offset_by_time": lambda s, x: s.offset_by_time("T", 0, x),
+    "offset_by_time boundary": lambda s, x: s.offset_by_time("T", 0, 0, boundary=x),
     "wait topic": lambda s, x: s.wait(x, 0, 0, 0),
     "wait queue_id": lambda s, x: s.wait("T", x, 0, 0),
     "wait queue_offset": lambda s, x: s.wait("T", 0, x, 0),

@@ -51,6 +51,18 @@ def nearest(times: list[int], wanted: int) -> int:
     return later - 1
 
 
+def bounds(store: parts.Parts, wanted: int) -> tuple[int, int]:
+    return tuple(store.reader.offset_by_time("T", 0, wanted, boundary=one) for one in ("lower", "upper"))
+
+
+def expected_bounds(times: dict[int, int], wanted: int) -> tuple[int, int]:
+    """The first message at or after a time, else the end; the last one at or before it, else the first of all."""
+    end = max(times) + 1
+    later = [n for n, ms in times.items() if ms >= wanted]
+    earlier = [n for n, ms in times.items() if ms <= wanted]
+    return min(later, default=end), max(earlier, default=0)
+
+
 @pytest.fixture
 def only_the_kernel(monkeypatch):
     def asked(*_: object) -> int:
@@ -76,6 +88,17 @@ def test_the_kernel_finds_the_message_of_a_time(only_the_kernel, tmp_path, times
     }
     for wanted in sorted({*near, -FOREVER_MS, 0, FOREVER_MS}):
         assert store.reader.offset_by_time("T", 0, wanted) == nearest(times, wanted)
+        assert bounds(store, wanted) == expected_bounds(dict(enumerate(times)), wanted)
+
+
+def test_the_bounds_step_over_a_hole(tmp_path):
+    times = [10 * (n // 2) for n in range(40)]
+    found = opened(tmp_path / "sound", times).reader.get("T", 0, 6, 1).messages[0]
+    hole = found.physical_offset, found.physical_offset + found.size_bytes
+    store = opened(tmp_path / "hole", times, [hole])
+    left = {n: ms for n, ms in enumerate(times) if n != 6}
+    for wanted in range(-1, 202):
+        assert bounds(store, wanted) == expected_bounds(left, wanted), wanted
 
 
 def test_a_hole_is_left_to_the_general_search(only_the_kernel, tmp_path):
@@ -89,4 +112,5 @@ def test_a_hole_is_left_to_the_general_search(only_the_kernel, tmp_path):
 def test_an_empty_queue_gives_its_minimum(only_the_kernel, tmp_path):
     store = opened(tmp_path, [1, 2])
     store.control.add_queue("gone", 0, next=50, dispatched=50, minimum=50)
-    assert store.reader.offset_by_time("gone", 0, 1) == 50
+    for boundary in ("nearest", "lower", "upper"):
+        assert store.reader.offset_by_time("gone", 0, 1, boundary=boundary) == 50

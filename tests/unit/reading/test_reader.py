@@ -133,6 +133,10 @@ def test_a_time_finds_its_offset(written, data):
             for wanted in data.draw(st.lists(near, max_size=4)):
                 expected = oracle_queue.offset_by_time(queue, times, wanted)
                 assert store.reader.offset_by_time(topic, queue_id, wanted) == expected
+                for boundary in ("lower", "upper"):
+                    expected = oracle_queue.bound_by_time(queue, times, wanted, boundary)
+                    found = store.reader.offset_by_time(topic, queue_id, wanted, boundary=boundary)
+                    assert found == expected, boundary
 
 
 # ------------------------------------------------------------------------------- statuses and limits of get
