@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from celery.utils.functional import LRUCache
 
 from cystore import Message, MessageIllegalError, StoreError, clock
 from cystore.celery.base import greenlets, records
-from cystore.celery.base.events import EVENTS, Event
+from cystore.celery.base.events import EVENTS, RECEIVED, REDELIVERED, SENT, STARTED, Event
 from cystore.celery.base.identity import has_home, is_replica, known_home_of
 from cystore.celery.base.queues import declared
 
@@ -43,7 +44,10 @@ log = logging.getLogger("cystore")
 
 HOME = "cystore_home"  # the header and the setting
 HOME_RECORD = "cystore.home_record"
-SENT_MS = "sent_ms"  # property of a record from the broker: its time by the sender's clock
+SENT_MS = records.SENT_MS
+RECORDS_MOST = 100  # of one message; a worker sends one or two
+FLUSHES = (None, "sync", "async")
+BEGINS = (SENT, RECEIVED, REDELIVERED, STARTED)  # events of a new run
 LOCKS = 256
 FOREIGN_KEPT = 100_000
 RETRY_AT_MOST_S = 60
@@ -333,17 +337,29 @@ def _wake(store: MessageStore, fields: Sequence[dict[str, Any]]) -> None:
     name=HOME_RECORD, bind=True, ignore_result=True, acks_late=True, reject_on_worker_lost=True, max_retries=None
 )  # fmt: skip
 def home_record(
-    self: Any, home: str, send_id: str, fields: list[dict[str, Any]], flush: str | None = None
+    self: Any,
+    home: Any = None,
+    send_id: Any = None,
+    fields: Any = None,
+    flush: Any = None,
+    *more: Any,
+    **named: Any,
 ) -> int:
     """Appends records that a worker of another store sent here; returns the number of new ones. A store that refuses
-    them for the moment gets them again later; so does a replica that cannot be found for the moment."""
+    them for the moment gets them again later; so does a replica that cannot be found for the moment. Raises
+    MessageIllegalError for a message that `put` does not send: any program that reaches the broker may send one."""
+    if more or named or not isinstance(home, str) or not _UUID.fullmatch(home):
+        raise records.illegal("home", "must be the id of a store, and four arguments are known")
+    own = self.app.backend
+    if not hasattr(own, "of_home"):
+        raise ImproperlyConfigured(f"records for store {home} reached a worker without a store")
     try:
-        backend = self.app.backend.of_home(home)
+        backend = own.of_home(home)
         if backend is None:
             unknown = ImproperlyConfigured(
-                f"records for store {home} reached a worker of store {own_id(self.app.backend)}"
+                f"records for store {home} reached a worker of store {own_id(own)}"
             )
-            if not self.app.backend.has_replicas:
+            if not own.has_replicas:
                 raise unknown
             raise self.retry(exc=unknown, countdown=min(2**self.request.retries, RETRY_AT_MOST_S))
         with backend.for_a_while():
@@ -354,25 +370,39 @@ def home_record(
         raise self.retry(exc=error, countdown=min(2**self.request.retries, RETRY_AT_MOST_S)) from error
 
 
-def _take(backend: CystoreBackend, send_id: str, fields: list[dict[str, Any]], flush: str | None) -> int:
-    if backend.is_own and any(one["topic"] == records.CHORDS for one in fields):  # else a sweep holds them
-        backend.chords.hold()
+_UUID, _SEND_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), re.compile("[0-9a-f]{32}")
+
+
+def _take(backend: CystoreBackend, send_id: Any, fields: Any, flush: Any) -> int:
     new = append_once(backend, send_id, fields, flush)
     # Known records too: the process that appended them may have been killed before it looked at their chords.
     backend.chords.settle_records(fields)
     return new
 
 
+def _check_sent(backend: CystoreBackend, send_id: Any, fields: Any, flush: Any) -> None:
+    """Raises MessageIllegalError unless these are the arguments that `put` sends."""
+    if not isinstance(send_id, str) or not _SEND_ID.fullmatch(send_id):
+        raise records.illegal("send_id", "must be 32 hexadecimal digits")
+    if not isinstance(fields, (list, tuple)) or not 0 < len(fields) <= RECORDS_MOST:
+        raise records.illegal("fields", f"must be a list of 1 to {RECORDS_MOST} records")
+    if not isinstance(flush, (str, type(None))) or flush not in FLUSHES:
+        raise records.illegal("flush", 'must be "sync", "async" or null')
+    for number, one in enumerate(fields):
+        records.check_sent(one, f"{send_id}-{number}")
+        if one["topic"] == records.CHORDS:
+            backend.chords.check_step(one)
+
+
 def append_once(
     backend: CystoreBackend, send_id: str, fields: Sequence[dict[str, Any]], flush: str | None
 ) -> int:
-    """Appends the records that the store does not have yet."""
+    """Appends the records that the store does not have yet. Raises MessageIllegalError for arguments that `put` does
+    not send."""
+    _check_sent(backend, send_id, fields, flush)
+    if backend.is_own and any(one["topic"] == records.CHORDS for one in fields):  # else a sweep holds them
+        backend.chords.hold()
     store = backend.store
-    for one in fields:
-        if one["topic"] not in records.TOPICS:
-            raise MessageIllegalError(
-                f"topic: must be one of {', '.join(records.TOPICS)}, not {one['topic']!r}"
-            )
     from cystore.system.store_lock import locked_byte  # only a home of other hosts' tasks needs it
 
     with locked_byte(store.path / "config" / "homeRecord.lock", int(send_id[:8], 16) % LOCKS):
@@ -381,7 +411,7 @@ def append_once(
         messages = []
         for one in fresh:
             properties = one["properties"]
-            if _is_late(backend, one):
+            if _changes_nothing(backend, one):
                 properties = {**properties, records.LATE: "1"}
             messages.append(
                 Message(
@@ -405,15 +435,32 @@ def _unique_keys(store: MessageStore, wanted: Sequence[tuple[str, str]]) -> set[
     return behind | {key for topic, key in wanted if whole.query(topic, key, 1)}
 
 
-def _is_late(backend: CystoreBackend, one: dict[str, Any]) -> bool:
-    """Whether a task's begin came after its end: messages overtake each other, and a reader takes the newest record."""
-    if one["topic"] != records.RESULTS or one["tags"] in states.READY_STATES or not one["body"]:
+def _changes_nothing(backend: CystoreBackend, one: dict[str, Any]) -> bool:
+    """Whether a record must not change its task's state, or its chord: only the history shows it.
+
+    Messages overtake each other, so a task's begin may come after its end. And a task that has ended is not ended
+    again in another way, unless this store has heard of a new run of it: else whoever reaches the broker could turn a
+    failure into a success. (A SUCCESS stays in any case, see `records.fold`.)
+    """
+    if one["topic"] == records.CHORDS:
+        ended_at = backend.chords.part_at(one)
+        return ended_at is not None and not _began_again(
+            backend, records.key_of(records.id_of(one["properties"]["task_id"])), ended_at
+        )
+    if one["topic"] != records.RESULTS or not one["body"]:
         return False
-    newest = records.fold(backend.store.whole.query(records.RESULTS, one["keys"][0], records.FIRST_LOOK))
+    key = one["keys"][0]
+    newest = records.fold(backend.store.whole.query(records.RESULTS, key, records.FIRST_LOOK))
     if newest is None:
-        newest = backend.latest(records.id_of(one["keys"][0]))
-    return (
-        newest is not None
-        and newest.tags in states.READY_STATES
-        and int(newest.properties.get(SENT_MS, 0)) > int(one["properties"][SENT_MS])
-    )
+        newest = backend.latest(records.id_of(key))
+    if newest is None or newest.tags not in states.READY_STATES:
+        return False
+    if one["tags"] not in states.READY_STATES:
+        return int(newest.properties.get(SENT_MS, 0)) > int(one["properties"][SENT_MS])
+    return newest.tags != states.SUCCESS and not _began_again(backend, key, newest.physical_offset)
+
+
+def _began_again(backend: CystoreBackend, key: str, ended_at: int) -> bool:
+    """Whether the lifecycle log has the begin of a run behind an end of the task."""
+    events = backend.store.whole.query(EVENTS, key, records.FIRST_LOOK)
+    return any(event.tags in BEGINS and event.physical_offset > ended_at for event in events)

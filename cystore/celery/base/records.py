@@ -15,15 +15,16 @@ folds.
 
 from __future__ import annotations
 
+import base64
 import zlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 from uuid import UUID
 
 from celery import states
 
-from cystore import Message
+from cystore import Message, MessageIllegalError
 from cystore.celery.stores import RESULTS_TOPIC, compacts_results
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ LATE = "late"
 SUCCEEDED, ENDED = "%SUCCESS", "%END"
 NAMED_QUEUES = 1023
 FIRST_LOOK = 32  # records of one id; nearly all have two
+SENT_MS = "sent_ms"  # property of a record from the broker: its time by the sender's clock
+# A record in a message: each field, its type, and the properties that it may have. A new property needs workers that
+# know it at home first.
+SENT_FIELDS = {"topic": str, "body": str, "queue_id": int, "keys": (list, tuple), "tags": str, "properties": dict,
+               "unique_key": str}  # fmt: skip
+SENT_PROPERTIES = frozenset(("task", "content_type", "content_encoding", "EXPIRES_AT_MS", SENT_MS))
+NUMBER_CHARS_MOST = 15  # of a time in ms, or a count
 
 # Blanks separate stored keys, and two control characters separate properties; % begins an escape.
 _UNSAFE = frozenset(" %\x01\x02")
@@ -60,6 +68,76 @@ def id_of(key: str) -> str:
 def queue_of(name: str | None) -> int:
     """The queue of `celery_results` that holds the transitions of tasks of a name."""
     return 1 + zlib.crc32(name.encode()) % NAMED_QUEUES if name else 0
+
+
+def illegal(field: str, why: str) -> MessageIllegalError:
+    """The error for a record from the broker that is none."""
+    return MessageIllegalError(f"a record from the broker: {field}: {why}; nothing of its message is stored")
+
+
+def check_sent(one: Any, unique_key: str) -> None:
+    """Raises MessageIllegalError unless a record from the broker has the form that a worker sends; that of a chord's
+    step is checked by `chord_runs.check_step` as well."""
+    if not isinstance(one, dict) or one.keys() != SENT_FIELDS.keys():
+        raise illegal("fields", f"must be {', '.join(SENT_FIELDS)}")
+    for name, kind in SENT_FIELDS.items():
+        if not isinstance(one[name], kind) or isinstance(one[name], bool):
+            raise illegal(name, f"must not be of the type {type(one[name]).__name__}")
+    for name in ("keys", "properties"):
+        values = [*one[name], *one[name].values()] if name == "properties" else one[name]
+        if not all(isinstance(value, str) and _is_text(value) for value in values):
+            raise illegal(name, "must be texts")
+    if one["topic"] not in TOPICS:
+        raise illegal("topic", f"must be one of {', '.join(TOPICS)}, not {one['topic']!r}")
+    if one["unique_key"] != unique_key:
+        raise illegal("unique_key", f"must be {unique_key}")
+    if not is_number(one["properties"].get(SENT_MS)):
+        raise illegal(f"properties: {SENT_MS}", "must be a time in ms")
+    if not one["keys"] or not _is_key(one["keys"][0]):
+        raise illegal("keys", "the first one must be that of an id")
+    try:
+        base64.b64decode(one["body"], validate=True)
+    except ValueError as error:
+        raise illegal("body", f"must be base64: {error}") from None
+    if one["topic"] != CHORDS:
+        _check_state(one)
+
+
+def _check_state(one: Mapping[str, Any]) -> None:
+    """The form of a task's state, of a saved group, and of a tombstone."""
+    key, tag, properties = one["keys"][0], one["tags"], one["properties"]
+    if not tag.isprintable() or bool(one["body"]) == (tag in ("", FORGET)):
+        raise illegal("tags", f"{tag!r} does not belong to a body of {len(one['body'])} characters")
+    if one["topic"] == GROUPS and tag not in (SAVED, FORGET):
+        raise illegal("tags", f"must be {SAVED} or {FORGET}, not {tag!r}")
+    keys = [(key,)] if one["topic"] == GROUPS else [(key,), compaction_keys(key, tag)]
+    if tuple(one["keys"]) not in keys:
+        raise illegal("keys", "must be those of one id")
+    unknown = properties.keys() - SENT_PROPERTIES
+    if unknown:
+        raise illegal("properties", f"{', '.join(sorted(unknown))!r} is not known here")
+    if not is_number(properties.get("EXPIRES_AT_MS", "0")):
+        raise illegal("properties: EXPIRES_AT_MS", "must be a time in ms")
+    if one["queue_id"] != queue_of(properties.get("task")):
+        raise illegal("queue_id", f"must be {queue_of(properties.get('task'))}, not {one['queue_id']}")
+
+
+def is_number(text: str | None) -> bool:
+    """Whether a property is a count, or a time in ms."""
+    return text is not None and text.isascii() and text.isdigit() and len(text) <= NUMBER_CHARS_MOST
+
+
+def _is_text(text: str) -> bool:
+    """Whether a text can be stored: half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_key(key: str) -> bool:
+    return bool(key) and key_of(id_of(key)) == key
 
 
 def is_tombstone(message: Message) -> bool:

@@ -20,12 +20,13 @@ after its store timestamp. The log is the truth; a `Table` is one process's memo
 
 from __future__ import annotations
 
+import re
 import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import states
 
@@ -40,11 +41,49 @@ if TYPE_CHECKING:
 OPEN, SIZE, ADDED, PART, CLAIM, DONE = "OPEN", "SIZE", "ADDED", "PART", "CLAIM", "DONE"
 PART_QUEUES = 15
 RUNS_KEPT = 1_000  # folded runs in memory
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+ENCODING = ("content_type", "content_encoding")
+# Kind of a step: the properties that it must have, and those that it may have.
+STEPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    OPEN: ((), ENCODING),
+    SIZE: (("size",), ()),
+    ADDED: (("task_id",), ()),
+    PART: (("task_id", "state", *ENCODING), ("index", "added")),
+    CLAIM: (("claim", "lives_ms"), ()),
+    DONE: (("claim", "outcome"), ()),
+}
+NUMBERS = ("size", "index", "lives_ms")
 
 
 def queue_of(run_id: str, group_id: str) -> int:
     """The queue with the parts of a run."""
     return 1 + zlib.crc32((run_id or group_id).encode()) % PART_QUEUES
+
+
+def check_step(one: Mapping[str, Any]) -> None:
+    """Raises MessageIllegalError unless a record from the broker is a step of a chord; `records.check_sent` has checked
+    what all records have in common."""
+    kind, keys, properties = one["tags"], tuple(one["keys"]), one["properties"]
+    if kind not in STEPS:
+        raise records.illegal("tags", f"must be one of {', '.join(STEPS)}, not {kind!r}")
+    run_id = properties.get("run", "")
+    if keys != ((keys[0], run_id) if run_id else (keys[0],)) or (run_id and not RUN_ID.fullmatch(run_id)):
+        raise records.illegal("keys", "must be those of one group and one run")
+    needed, optional = STEPS[kind]
+    for name in needed:
+        if name not in properties:
+            raise records.illegal(f"properties: {name}", f"is missing in {kind}")
+    unknown = properties.keys() - {*needed, *optional, "run", records.SENT_MS}
+    if unknown:
+        raise records.illegal("properties", f"{', '.join(sorted(unknown))!r} is not known in {kind}")
+    for name in NUMBERS:
+        if not records.is_number(properties.get(name, "0")):
+            raise records.illegal(f"properties: {name}", "must be a number")
+    if one["body"] and (kind not in (OPEN, PART) or any(name not in properties for name in ENCODING)):
+        raise records.illegal("body", f"does not belong to {kind} with these properties")
+    queue_id = queue_of(run_id, records.id_of(keys[0])) if kind == PART else 0
+    if one["queue_id"] != queue_id:
+        raise records.illegal("queue_id", f"must be {queue_id}, not {one['queue_id']}")
 
 
 class Claim(NamedTuple):
@@ -105,6 +144,8 @@ class Run:
                 self.claim = Claim(properties["claim"], begins + int(properties["lives_ms"]), offset)
 
     def _part(self, properties: Mapping[str, str], offset: int) -> None:
+        if properties.get(records.LATE):
+            return
         self.added.update(properties.get("added", "").split())
         which = (properties["task_id"], properties.get("index", ""))
         before, state = self.parts.get(which), properties["state"]

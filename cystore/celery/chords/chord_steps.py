@@ -46,6 +46,7 @@ from cystore.celery.chords.chord_runs import (
     Run,
     Table,
     batches,
+    check_step,
     queue_of,
     read_run,
 )
@@ -232,6 +233,20 @@ class Chords:
 
     # --------------------------------------------------------------------------------------- the end of a run
 
+    def check_step(self, one: Mapping[str, Any]) -> None:
+        """Raises MessageIllegalError for a record from another host that is no step of a chord."""
+        check_step(one)
+
+    def part_at(self, one: Mapping[str, Any]) -> int | None:
+        """The place of the part that this store has for a task, if a record from another host is that part anew, and
+        the part is no success."""
+        if one["tags"] != PART:
+            return None
+        properties, store = one["properties"], self._backend.store
+        run = _table_of(store).look(store, records.id_of(one["keys"][0]), properties.get("run", ""))
+        offset, state = run.parts.get((properties["task_id"], properties.get("index", "")), (None, ""))
+        return None if state == states.SUCCESS else offset
+
     def settle_records(self, fields: Iterable[Mapping[str, Any]]) -> None:
         """Ends the runs that records from another host completed."""
         for one in fields:
@@ -282,13 +297,27 @@ class Chords:
         except OffsetError:
             return {}
         properties = message.properties
-        content: dict[str, Any] = loads(
-            decompress_payload(bytes(message.body)),
-            content_type=properties["content_type"],
-            content_encoding=properties["content_encoding"],
-            accept=prepare_accept_content({*self._backend.app.conf.accept_content, "json"}),
-        )
-        return content
+        if not message.body:
+            return {}
+        try:
+            content = loads(
+                decompress_payload(bytes(message.body)),
+                content_type=properties["content_type"],
+                content_encoding=properties["content_encoding"],
+                accept=prepare_accept_content({*self._backend.app.conf.accept_content, "json"}),
+            )
+        except Exception as error:  # noqa: BLE001 - it may come from another host; other chords must go on
+            log.warning(
+                "chord %s: its body cannot be read: %s: %s", run.group_id, type(error).__name__, error
+            )
+            return {}
+        body = content.get("body") if isinstance(content, dict) else ()
+        if body is None or (
+            isinstance(body, dict) and isinstance(body.get("task"), str) and "options" in body
+        ):
+            return dict(content)
+        log.warning("chord %s: its body is no signature of a task", run.group_id)
+        return {}
 
     def _end(self, run: Run, shape: Any, chord: Any, token: str, retaken: Claim | None) -> str | None:
         """Sends the body, or fails it; returns the outcome, None if another claim took over meanwhile."""

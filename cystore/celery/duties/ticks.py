@@ -183,7 +183,8 @@ def _is_part(message: Any, headers: Mapping[str, Any]) -> bool:
             embedded = message.payload[2]
         except Exception:  # noqa: BLE001 - Celery says what is wrong with it
             return True
-    return any(embedded.get(name) for name in FOLLOWED)
+    # A list, or a number, is no embedded part: Celery rejects such a message.
+    return not isinstance(embedded, Mapping) or any(embedded.get(name) for name in FOLLOWED)
 
 
 def _is_over(headers: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import redis as redis_py
@@ -225,3 +226,14 @@ def test_a_message_that_is_over_its_time_is_thrown_away():
     assert not ticks._is_over({"expires": None})
     with pytest.raises(InvalidTaskError):
         ticks._is_over({"expires": "tomorrow"})
+
+
+@pytest.mark.parametrize("embedded", [None, 5, [], "text"])
+def test_a_message_with_an_odd_third_part_is_left_to_celery(embedded):
+    """Such a message must not end the worker's connection: Celery rejects it."""
+
+    class Sent:
+        headers: ClassVar[dict[str, str]] = {"id": "1", "task": FAN_OUT}
+        payload = ((), {}, embedded)
+
+    assert ticks._is_part(Sent, Sent.headers)

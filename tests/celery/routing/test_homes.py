@@ -5,6 +5,7 @@ the tasks' queues."""
 from __future__ import annotations
 
 import base64
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ import cystore
 from cystore import StoreIsSlaveError
 from cystore.celery import history, homes
 from cystore.celery.base import queues, records
+from cystore.celery.base.events import EVENTS, SENT
 from cystore.celery.base.identity import known_home_of, store_id_of
-from cystore.celery.chords import chord_steps
+from cystore.celery.chords import chord_runs, chord_steps
 from cystore.ha.role import FLAG_SLAVE
 from tests.celery.conftest import PATIENCE_S, Fleet, Worker, fleet_in, wait_until
 from tests.support.celery import work
@@ -314,6 +316,140 @@ def test_only_the_topics_of_results_come_through_the_broker(backend):
     with pytest.raises(cystore.MessageIllegalError, match="topic: must be one of"):
         homes.append_once(backend, "0" * 32, other, None)
     assert "orders" not in backend.store.topics()
+
+
+def call(backend, *arguments: object) -> int:
+    """The task, as a worker calls it."""
+    return backend.app.tasks[homes.HOME_RECORD].run(*arguments)
+
+
+SEND_ID = "0" * 32
+WRONG: dict[str, dict[str, object]] = {
+    "a record is a number": {"": 3},
+    "a field is missing": {"topic": None},
+    "an unknown field": {"flag": 3},
+    "a queue of no task": {"queue_id": 9_999_999},
+    "a queue that is a truth": {"queue_id": False},
+    "no key": {"keys": []},
+    "keys of two tasks": {"keys": ["t", "other"]},
+    "the key of a guard": {"keys": ["t", "once:shop.charge:1"]},
+    "a key that is no text": {"keys": [3]},
+    "half of a surrogate pair": {"keys": ["\ud800"]},
+    "a key with a blank": {"keys": ["a b"]},
+    "an unknown property": {"properties": {homes.SENT_MS: "1", records.LATE: "1"}},
+    "a property that is no text": {"properties": {homes.SENT_MS: 1}},
+    "no time": {"properties": {}},
+    "a time that is none": {"properties": {homes.SENT_MS: "x"}},
+    "a queue of another task": {"properties": {homes.SENT_MS: "1", "task": "shop.charge"}},
+    "half of a surrogate pair as the name": {"properties": {homes.SENT_MS: "1", "task": "\ud800"}},
+    "no state": {"tags": ""},
+    "a state that is a number": {"tags": 3},
+    "a state without a result": {"body": ""},
+    "a body that is not base64": {"body": "{}"},
+    "a body that is no text": {"body": None},
+    "another message's unique key": {"unique_key": "1" * 32 + "-0"},
+    "a step without its number": {"topic": records.CHORDS, "tags": "SIZE", "body": ""},
+    "a number that is none": {
+        "topic": records.CHORDS, "tags": "SIZE", "body": "", "properties": {homes.SENT_MS: "1", "size": "many"},
+    },
+    "a part of nobody": {"topic": records.CHORDS, "tags": "PART", "body": ""},
+    "no step": {"topic": records.CHORDS, "tags": states.SUCCESS},
+    "a run that is no key": {
+        "topic": records.CHORDS, "tags": "OPEN", "body": "", "properties": {homes.SENT_MS: "1", "run": "1" * 32},
+    },
+    "a group that is a task": {"topic": records.GROUPS},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_record_that_no_worker_sends_is_refused(backend, name):
+    """Seen: KeyError and TypeError; the queue with the number 9,999,999 was made."""
+    (record,) = sent("t", states.SUCCESS, 1)
+    wrong = {**record, **WRONG[name]}
+    fields = [3] if "" in wrong else [{k: v for k, v in wrong.items() if v is not None or k == "body"}]
+    with pytest.raises(cystore.MessageIllegalError, match="a record from the broker"):
+        call(backend, known_home_of(backend.store), SEND_ID, fields)
+    assert list(backend.store.scan()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        (3,),
+        ("HOME",),
+        ("HOME", SEND_ID),
+        ("HOME", 3, []),
+        ("HOME", "0" * 31, sent("t", "SUCCESS", 1)),
+        ("HOME", SEND_ID, []),
+        ("HOME", SEND_ID, {}),
+        ("HOME", SEND_ID, sent("t", "SUCCESS", 1) * 101),
+        ("HOME", SEND_ID, sent("t", "SUCCESS", 1), "no"),
+        ("HOME", SEND_ID, sent("t", "SUCCESS", 1), []),
+        ("HOME", SEND_ID, sent("t", "SUCCESS", 1), None, 5),
+    ],
+)
+def test_a_call_that_no_worker_makes_is_refused(backend, arguments):
+    given = [known_home_of(backend.store) if one == "HOME" else one for one in arguments]
+    with pytest.raises(cystore.MessageIllegalError, match="a record from the broker"):
+        call(backend, *given)
+
+
+@pytest.mark.parametrize("again", [states.SUCCESS, states.FAILURE, states.REVOKED])
+def test_a_final_state_is_not_overwritten_by_another_one(backend, again):
+    """Seen: a message to the queue of the home turned a FAILURE into a SUCCESS."""
+    backend.mark_as_failure("t", ValueError("as it was"), request=Context(id="t", task="shop.charge"))
+    assert call(backend, known_home_of(backend.store), SEND_ID, sent("t", again, 1 << 42)) == 1
+    meta = backend.get_task_meta("t", cache=False)
+    assert (meta["status"], str(meta["result"])) == (states.FAILURE, "as it was")
+    assert [t.state for t in history.transitions(backend.store, task_id="t")] == [again, states.FAILURE]
+
+
+def test_a_new_run_ends_a_task_anew(backend):
+    """A task that failed was sent again under its id: this store has heard of it."""
+    backend.mark_as_failure("t", ValueError("at first"), request=Context(id="t", task="shop.charge"))
+    backend.store.put(EVENTS, b"{}", keys=("t",), tags=SENT)
+    body = backend.encode({"status": states.SUCCESS, "result": 5, "task_id": "t"}).encode()
+    call(backend, known_home_of(backend.store), SEND_ID, sent("t", states.SUCCESS, 1, body))
+    assert backend.get_task_meta("t", cache=False)["result"] == 5
+
+
+def part(state: str, value: object, send_id: str) -> list[dict]:
+    """The message of another host for a part of the chord g."""
+    body = json.dumps({"result": value}).encode()
+    more = {"task_id": "t", "index": "0", "state": state, "content_type": "application/json",
+            "content_encoding": "utf-8", homes.SENT_MS: "1"}  # fmt: skip
+    record = sent("g", "PART", 1, body, send_id)[0]
+    return [{**record, "topic": records.CHORDS, "queue_id": chord_runs.queue_of("", "g"), "properties": more}]
+
+
+def test_a_failed_part_of_a_chord_does_not_become_a_success(backend):
+    failure = {"exc_type": "ValueError", "exc_message": ["as it was"], "exc_module": "builtins"}
+    home = known_home_of(backend.store)
+    call(backend, home, "0" * 32, part(states.FAILURE, failure, "0" * 32))
+    call(backend, home, "1" * 32, part(states.SUCCESS, 5, "1" * 32))
+    run = chord_runs.read_run(backend.store, "g", "")
+    assert [state for _, state in run.parts.values()] == [states.FAILURE]
+
+
+@pytest.mark.parametrize(
+    "body", [b"no JSON", b"[]", b'{"body": 3}', b'{"body": {}}', b'{"body": {"task": "t"}}', b""]
+)
+def test_a_chord_with_an_odd_body_does_not_stop_the_others(backend, body, monkeypatch):
+    """The sweep met such a body at each turn, and ended no chord behind it."""
+    monkeypatch.setattr(chord_steps, "FIRST_LOOK_MS", 0)
+    home, odd = known_home_of(backend.store), sent("odd", "OPEN", 1, body, "0" * 32)[0]
+    encoding = {"content_type": "application/json", "content_encoding": "utf-8"}
+    odd |= {"topic": records.CHORDS, "properties": {**odd["properties"], **(encoding if body else {})}}
+    size = {**sent("odd", "SIZE", 1, b"", "0" * 31 + "1")[0], "topic": records.CHORDS}
+    size["properties"] |= {"size": "0"}
+    call(backend, home, "0" * 32, [odd])
+    call(backend, home, "0" * 31 + "1", [size])
+    header = [AsyncResult("one", app=backend.app)]
+    body = backend.app.signature("shop.total", task_id="body")
+    backend.apply_chord(("good", header), body)
+    backend.set_chord_size("good", 0)
+    assert chord_steps.sweep(backend.app, backend.store) == 1
 
 
 def test_who_says_where_home_is(make_backend):
