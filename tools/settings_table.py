@@ -15,7 +15,7 @@ from typing import Any
 
 from cystore.celery import homes, replicas, stores
 from cystore.celery.base import store_watch
-from cystore.celery.chords import chord_steps
+from cystore.celery.chords import chord_bodies, chord_steps
 from cystore.celery.duties import answering
 from cystore.celery.duties import main_process as duty_host
 from cystore.celery.lifecycle import light_queues, payload, recorder, redaction
@@ -146,7 +146,11 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     (redaction.ARGS_SETTING, redaction.ARGS_CHARS, "characters", ("kept of positional and of keyword arguments; "
                                                                  "0: none")),
     (redaction.TRACEBACK_SETTING, redaction.TRACEBACK_CHARS, "characters", "kept of a traceback"),
-    (redaction.REDACT_SETTING, (), "", "names of arguments whose values are not kept, or a function"),
+    (redaction.REDACT_SETTING, (), "", ("names of arguments whose values are [not kept](celery.md#redaction), or a "
+                                        "function")),
+    (redaction.POSITIONS_SETTING, redaction.KNOWN, "", "`all`: also hide positions whose names are not known"),
+    (chord_bodies.SETTING, None, "", ("a file with the key that encrypts [the bodies of chords](celery.md#redaction) "
+                                     "in the store")),
     (payload.SETTING, None, "", f'`"{payload.MESSAGE}"`: keep messages for [rerun](celery.md#sending-tasks-again)'),
     (light_queues.SETTING, light_queues.DEFAULT, "", ("[light queues of the log](celery.md#light-queues): `worker`, "
                                                      "`worker,workflow` or `off`")),

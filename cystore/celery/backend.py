@@ -115,7 +115,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self.elsewhere = Elsewhere(self)
         if self.location.reader:
             reader_of(self)  # reports an invalid URL now, and not at the first look
-        self._redaction = Redaction.of(conf)
+        self._redaction = Redaction.of(conf, self.app)
         _backends.add(self)
         if self.location.path and self.is_own:
             recorder.install(self.app, self.location)
@@ -211,6 +211,10 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     def _store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
+        given = result
+        if state in states.EXCEPTION_STATES:
+            result = self.redacted(state, result)
+            traceback = self._redaction.text(traceback) if isinstance(traceback, str) else traceback
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = str(task_id)
         name = getattr(request, "task", None)
@@ -224,7 +228,15 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self._append(
             records.RESULTS, task_id, body, tag=state, name=name, request=request, part=part, also=also
         )
-        return result
+        return given
+
+    def redacted(self, state: str, result: Any) -> Any:
+        """A result as it may be stored: the texts of a failure have no values that the app wants to be hidden."""
+        return self._redaction.failure(result) if state in states.EXCEPTION_STATES else result
+
+    def hides_call(self, call: Any) -> bool:
+        """Whether a signature has something that the app wants to be hidden."""
+        return self._redaction.hides_call(call)
 
     def _record_limit_bytes(self) -> int:
         """The most bytes of a record. Without a store on this host, the limit of the default settings."""

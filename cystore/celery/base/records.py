@@ -42,8 +42,15 @@ FIRST_LOOK = 32  # records of one id; nearly all have two
 SENT_MS = "sent_ms"  # property of a record from the broker: its time by the sender's clock
 # A record in a message: each field, its type, and the properties that it may have. A new property needs workers that
 # know it at home first.
-SENT_FIELDS = {"topic": str, "body": str, "queue_id": int, "keys": (list, tuple), "tags": str, "properties": dict,
-               "unique_key": str}  # fmt: skip
+SENT_FIELDS: dict[str, Any] = {
+    "topic": str,
+    "body": str,
+    "queue_id": int,
+    "keys": (list, tuple),
+    "tags": str,
+    "properties": dict,
+    "unique_key": str,
+}
 SENT_PROPERTIES = frozenset(("task", "content_type", "content_encoding", "EXPIRES_AT_MS", SENT_MS))
 NUMBER_CHARS_MOST = 15  # of a time in ms, or a count
 

@@ -45,7 +45,7 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 ENCODING = ("content_type", "content_encoding")
 # Kind of a step: the properties that it must have, and those that it may have.
 STEPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    OPEN: ((), ENCODING),
+    OPEN: ((), (*ENCODING, "cipher")),
     SIZE: (("size",), ()),
     ADDED: (("task_id",), ()),
     PART: (("task_id", "state", *ENCODING), ("index", "added")),

@@ -26,8 +26,6 @@ from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult
 from celery.utils.functional import LRUCache, _regen
-from kombu.exceptions import EncodeError
-from kombu.serialization import dumps, loads, prepare_accept_content
 from kombu.utils.encoding import ensure_bytes
 
 from cystore import OffsetError, clock
@@ -35,6 +33,7 @@ from cystore.celery import homes
 from cystore.celery.base import records
 from cystore.celery.base.identity import is_replica
 from cystore.celery.base.records import CHORDS
+from cystore.celery.chords.chord_bodies import read_body, stored_body
 from cystore.celery.chords.chord_runs import (
     ADDED,
     CLAIM,
@@ -50,7 +49,7 @@ from cystore.celery.chords.chord_runs import (
     queue_of,
     read_run,
 )
-from cystore.celery.versions import decompress_payload, publish, retrying
+from cystore.celery.versions import publish, retrying
 from cystore.value_class import value_class
 
 if TYPE_CHECKING:
@@ -120,31 +119,13 @@ class Chords:
         shape = None
         if not isinstance(results, _regen) and any(isinstance(result, GroupResult) for result in results):
             shape = [result.as_tuple() for result in results]
-        try:
-            encoded = dumps({"body": dict(body), "header": shape}, serializer=app.conf.task_serializer)
-        except EncodeError as error:
-            log.warning(
-                "chord %s: its body cannot be stored, so chord_sweep cannot send it if the last worker is killed: %s",
-                group_id,
-                error,
-            )
-            encoded = dumps({"body": None, "header": shape}, serializer="json")
-        content_type, content_encoding, payload = encoded
+        payload, properties = stored_body(app, group_id, body, shape, readable=not backend.hides_call(body))
         if home == homes.own_id(backend):
             self._retrying(self.hold)
         self._retrying(
             self._put,
             home,
-            [
-                _record(
-                    OPEN,
-                    group_id,
-                    run_id,
-                    ensure_bytes(payload),
-                    content_type=content_type,
-                    content_encoding=content_encoding,
-                )
-            ],
+            [_record(OPEN, group_id, run_id, payload, **properties)],
             flush=None,
         )
 
@@ -193,7 +174,7 @@ class Chords:
         backend, ending = self._backend, _ending.get()
         home = homes.home_of(backend, request)
         if ending is None or ending.request is not request or not ending.stored:
-            part = self._part(request, state, backend.encode_result(result, state))
+            part = self._part(request, state, backend.redacted(state, backend.encode_result(result, state)))
             self._retrying(self._put, home, [part])
         if home == homes.own_id(backend):
             self.settle(request.group, _run_of(request.chord), request.chord)
@@ -296,28 +277,7 @@ class Chords:
             message = self._backend.store.read(run.opened_at)
         except OffsetError:
             return {}
-        properties = message.properties
-        if not message.body:
-            return {}
-        try:
-            content = loads(
-                decompress_payload(bytes(message.body)),
-                content_type=properties["content_type"],
-                content_encoding=properties["content_encoding"],
-                accept=prepare_accept_content({*self._backend.app.conf.accept_content, "json"}),
-            )
-        except Exception as error:  # noqa: BLE001 - it may come from another host; other chords must go on
-            log.warning(
-                "chord %s: its body cannot be read: %s: %s", run.group_id, type(error).__name__, error
-            )
-            return {}
-        body = content.get("body") if isinstance(content, dict) else ()
-        if body is None or (
-            isinstance(body, dict) and isinstance(body.get("task"), str) and "options" in body
-        ):
-            return dict(content)
-        log.warning("chord %s: its body is no signature of a task", run.group_id)
-        return {}
+        return read_body(self._backend.app, run.group_id, message)
 
     def _end(self, run: Run, shape: Any, chord: Any, token: str, retaken: Claim | None) -> str | None:
         """Sends the body, or fails it; returns the outcome, None if another claim took over meanwhile."""

@@ -14,6 +14,7 @@ Settings of the app, beside those of `celery`:
 | `cystore_lifecycle_args_chars` | `1024` | characters kept of the positional and of the keyword arguments; 0: none |
 | `cystore_lifecycle_traceback_chars` | `8192` | characters kept of a traceback |
 | `cystore_lifecycle_redact` | `()` | names of arguments whose values are not kept, in results neither; or a function |
+| `cystore_lifecycle_redact_positions` | `"known"` | `"all"`: hide positions whose names this process does not know |
 | `cystore_lifecycle_payload` | `None` | `"message"`: keep each message as sent, for `celery -A APP cystore rerun` |
 | `cystore_lifecycle_light_queues` | `"worker"` | queues beside the log: `"worker"`, `"worker,workflow"`, or `"off"` |
 """
@@ -33,7 +34,6 @@ from celery import Celery, current_app, signals
 from celery.app.task import Context
 from celery.exceptions import Reject
 from celery.utils.log import get_logger
-from celery.utils.saferepr import saferepr
 
 from cystore import MessageIllegalError, StoreFullError, StoreNotWritableError
 from cystore.celery.base import events, greenlets, records
@@ -42,7 +42,7 @@ from cystore.celery.base.processes import in_pool
 from cystore.celery.homes import HOME
 from cystore.celery.lifecycle import payload
 from cystore.celery.lifecycle.light_queues import LightQueues
-from cystore.celery.lifecycle.redaction import Redaction, shortened
+from cystore.celery.lifecycle.redaction import Redaction
 from cystore.celery.stores import Location, open_shared
 from cystore.clock import monotonic_s
 
@@ -69,7 +69,7 @@ class Lifecycle:
 
     def __init__(self, app: Celery, location: Location) -> None:
         self.location = location
-        self.redaction = Redaction.of(app.conf)
+        self.redaction = Redaction.of(app.conf, app)
         self.keeps_messages = payload.is_wanted(app.conf)
         self._light = LightQueues(app.conf)
         self.lost = 0
@@ -136,6 +136,10 @@ class Lifecycle:
             if app is None
             else payload.details(app.conf, self.redaction, name, body, headers or {}, exchange, routing_key)
         )
+
+    def text_of(self, error: Any) -> str | None:
+        """The kept text of an exception."""
+        return self.redaction.exception(error, EXCEPTION_CHARS)
 
     def _place(self, name: str | None) -> tuple[int, dict[str, str]]:
         if len(self._places) >= NAMES_KEPT:
@@ -330,7 +334,7 @@ class _Rejecting:
         self._life.append(
             events.CHILD_LOST, request.id, request.task.name, fields.get("root_id"), fields.get("group"),
             worker=request.hostname, pid=request.worker_pid, retries=fields.get("retries") or None,
-            exception=_text_of(error), requeue=True,
+            exception=self._life.text_of(error), requeue=True,
         )  # fmt: skip
 
 
@@ -390,7 +394,8 @@ def _failed(
         event, task_id, sender.name, request.root_id, request.group,
         **_of(
             request, soft=soft, runtime=life.runtime(task_id), args=repr_args, kwargs=repr_kwargs,
-            exception=_text_of(exception), traceback=life.redaction.traceback(einfo),
+            exception=life.text_of(exception),
+        traceback=life.redaction.traceback(einfo),
         ),
     )  # fmt: skip
 
@@ -405,7 +410,8 @@ def _internal_error(
     life.append(
         events.INTERNAL_ERROR, task_id, sender.name, fields.get("root_id"), fields.get("group"),
         worker=fields.get("hostname"), pid=_pid, parent_id=fields.get("parent_id"),
-        retries=fields.get("retries") or None, exception=_text_of(exception), traceback=life.redaction.traceback(einfo),
+        retries=fields.get("retries") or None, exception=life.text_of(exception),
+        traceback=life.redaction.traceback(einfo),
     )  # fmt: skip
 
 
@@ -420,7 +426,7 @@ def _retried(
     life.append(
         events.RETRIED, request.id, sender.name, request.root_id, request.group,
         **_of(
-            request, runtime=life.runtime(request.id), exception=_text_of(cause if cause is not None else reason),
+            request, runtime=life.runtime(request.id), exception=life.text_of(cause if cause is not None else reason),
             countdown=when if is_number else None, eta=None if is_number or when is None else str(when),
             traceback=life.redaction.traceback(einfo),
         ),
@@ -441,7 +447,7 @@ def _ended(
     life.append(
         state, task_id, sender.name, request.root_id, request.group,
         **_of(
-            request, runtime=runtime, exception=_text_of(retval),
+            request, runtime=runtime, exception=life.text_of(retval),
             requeue=state == events.REJECTED and bool(retval.requeue),
         ),
     )  # fmt: skip
@@ -488,12 +494,8 @@ def _of_message(
         event, fields.get("id"), name, fields.get("root_id"), fields.get("group"),
         worker=sender.hostname, queue=(message.delivery_info or {}).get("routing_key"),
         parent_id=fields.get("parent_id"), retries=fields.get("retries") or None, args=args, kwargs=kwargs,
-        exception=_text_of(error),
+        exception=life.text_of(error),
     )  # fmt: skip
-
-
-def _text_of(error: Any) -> str | None:
-    return None if error is None else shortened(saferepr(error, EXCEPTION_CHARS), EXCEPTION_CHARS)
 
 
 def _forked() -> None:

@@ -3,15 +3,18 @@
 Celery has put the arguments' repr into the message (`argsrepr`, which a caller may give as
 `apply_async(argsrepr=...)`). That text is kept if nothing is to be redacted.
 
-`cystore_lifecycle_redact` is a list of names or a function. The names are those of keyword arguments, and of keys of
-dicts anywhere in the arguments; their values are not kept. The function (or its name, `package.module:function`) is
-called as `redact(name, args, kwargs)` and returns the arguments that may be kept. A redaction that fails keeps nothing.
-Exceptions and tracebacks are not redacted: code that puts secrets into the text of an exception writes them into every
-log.
+`cystore_lifecycle_redact` is a list of names or a function. The names, in any case, are those of arguments, of keys of
+dicts anywhere in the arguments, and of pairs in texts (JSON, `name=value`, `name: value`); their values are not kept. A
+position is bound to its name by the signature of the task, if this process has the task. Tracebacks and the texts of
+exceptions are treated as other texts. The function (or its name, `package.module:function`) is called as
+`redact(name, args, kwargs)` and returns the arguments that may be kept; it does not see exceptions and tracebacks. A
+redaction that fails keeps nothing.
 """
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cached_property
@@ -22,6 +25,7 @@ from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 from celery.utils.saferepr import saferepr
 
+from cystore.celery.lifecycle.hidden_names import HIDDEN, HiddenNames, plain
 from cystore.value_class import value_class
 
 log = get_logger(__name__)
@@ -29,7 +33,8 @@ log = get_logger(__name__)
 ARGS_SETTING, ARGS_CHARS = "cystore_lifecycle_args_chars", 1024
 TRACEBACK_SETTING, TRACEBACK_CHARS = "cystore_lifecycle_traceback_chars", 8192
 REDACT_SETTING = "cystore_lifecycle_redact"
-HIDDEN = "<redacted>"
+POSITIONS_SETTING, KNOWN = "cystore_lifecycle_redact_positions", "known"
+ALL = "all"
 CUT = " ... "
 
 Redact = Callable[[str, Any, Any], tuple[Any, Any]]
@@ -52,20 +57,28 @@ class Redaction:
     args_chars: int
     traceback_chars: int
     redact: Any
+    names: HiddenNames | None = None  # if `redact` is a list of names
     _reported: set[str] = field(default_factory=set)  # names of tasks for which redaction failed
 
     @classmethod
-    def of(cls, conf: Any) -> Redaction:
-        """Raises ImproperlyConfigured, which names the setting."""
+    def of(cls, conf: Any, app: Any = None) -> Redaction:
+        """Raises ImproperlyConfigured, which names the setting. `app` knows the signatures of tasks."""
         redact = conf.get(REDACT_SETTING) or ()
         if not (callable(redact) or isinstance(redact, (str, list, tuple, set, frozenset))):
             raise ImproperlyConfigured(
                 f"{REDACT_SETTING} must be names of arguments, a function or the name of one, not {redact!r}"
             )
+        hides_unknown = _hides_unknown(conf)
+        names: HiddenNames | None = None
+        if redact and not callable(redact) and not isinstance(redact, str):
+            if not all(isinstance(name, str) and name for name in redact):
+                raise ImproperlyConfigured(f"{REDACT_SETTING} must have names of arguments, not {redact!r}")
+            names = HiddenNames(redact, _parameters_of(app), hides_unknown)
         return cls(
             args_chars=_size(conf, ARGS_SETTING, ARGS_CHARS),
             traceback_chars=_size(conf, TRACEBACK_SETTING, TRACEBACK_CHARS),
             redact=redact,
+            names=names,
         )
 
     @cached_property
@@ -73,12 +86,12 @@ class Redaction:
         given = self.redact
         if not given:
             return None
+        if self.names is not None:
+            return self.names.call
         if isinstance(given, str):
             given = symbol_by_name(given)
-        if callable(given):
-            return given
-        hidden = frozenset(given)
-        return lambda name, args, kwargs: (_without(args, hidden), _without(kwargs, hidden))
+        function: Redact = given
+        return function
 
     def arguments(self, name: str, args: Any, kwargs: Any, details: Mapping[str, Any]) -> tuple[str, str]:
         """The kept text of a task's arguments; `details` is the message's headers or the request."""
@@ -118,24 +131,37 @@ class Redaction:
         try:
             redact = self._redact
             assert redact is not None
-            named = not (callable(self.redact) or isinstance(self.redact, str))
-            if named:
-                hidden = _display_value(body) != _display_value(_without(body, frozenset(self.redact)))
-            else:
-                args, kwargs = (
-                    (body["args"], body["kwargs"]) if isinstance(body, Mapping) else (body[0], body[1])
-                )
-                kept_args, kept_kwargs = redact(name, args, kwargs)
-                calls = body if isinstance(body, Mapping) else body[2]
-                others = any(calls.get(one) for one in ("callbacks", "errbacks", "chain", "chord"))
-                hidden = (
-                    others
-                    or _display_value(args) != _display_value(kept_args)
-                    or _display_value(kwargs) != _display_value(kept_kwargs)
-                )
+            args, kwargs, calls = (
+                (body["args"], body["kwargs"], body)
+                if isinstance(body, Mapping)
+                else (body[0], body[1], body[2])
+            )
+            others = {
+                one: calls[one] for one in ("callbacks", "errbacks", "chain", "chord") if calls.get(one)
+            }
+            kept_args, kept_kwargs = redact(name, args, kwargs)
+            hidden = (
+                (plain(others) != plain(self.names.value(others)) if self.names else bool(others))
+                or plain(args) != plain(kept_args)
+                or plain(kwargs) != plain(kept_kwargs)
+            )
         except Exception as error:  # noqa: BLE001 - it is the app's own code, and nothing unredacted may be kept
             return f"{REDACT_SETTING} failed ({type(error).__name__})"
         return f"{REDACT_SETTING} hides a part of it" if hidden else ""
+
+    def hides_call(self, call: Mapping[str, Any]) -> bool:
+        """Whether a signature has something that must not be kept, or may have."""
+        if not self.redact:
+            return False
+        return self.names is None or plain(call) != plain(self.names.value(call))
+
+    def text(self, text: str) -> str:
+        """A text without the values of hidden names."""
+        return text if self.names is None else self.names.text(text)
+
+    def failure(self, result: Any) -> Any:
+        """A failure as it is stored, with its texts redacted; an exception itself stays as it is."""
+        return result if self.names is None or not isinstance(result, Mapping) else self.names.value(result)
 
     def unread(self, details: Mapping[str, Any]) -> tuple[str, str]:
         """The same for a message that cannot be decoded: only its headers are known."""
@@ -151,28 +177,45 @@ class Redaction:
             if isinstance(given, str) and given
             else ""
             if not value
-            else saferepr(value, self.args_chars)
+            else self.text(saferepr(value, self.args_chars))
         )
         return "" if text in ("()", "{}", "[]") else shortened(text, self.args_chars)
 
     def traceback(self, einfo: Any) -> str:
         """The kept text of the traceback in Celery's exception info."""
         text = getattr(einfo, "traceback", None)
-        return "" if not text else shortened(str(text), self.traceback_chars)
+        return "" if not text else shortened(self.text(str(text)), self.traceback_chars)
+
+    def exception(self, error: Any, limit: int) -> str | None:
+        """The kept text of an exception."""
+        return None if error is None else shortened(self.text(saferepr(error, limit)), limit)
 
 
-def _without(value: Any, hidden: frozenset[str]) -> Any:
-    """A copy of lists and dicts with nothing under the hidden names."""
-    if isinstance(value, Mapping):
-        return {key: HIDDEN if key in hidden else _without(inside, hidden) for key, inside in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without(inside, hidden) for inside in value]
-    return value
+def _parameters_of(app: Any) -> Callable[[str], list[inspect.Parameter] | None]:
+    """Finds the parameters of a task by its name; None if this process does not have the task."""
+    reference = (lambda: None) if app is None else weakref.ref(app)
+    known: dict[str, list[inspect.Parameter] | None] = {}
+
+    def parameters(name: str) -> list[inspect.Parameter] | None:
+        if name not in known:
+            app = reference()
+            task = None if app is None else app.tasks.get(name)
+            if task is None:
+                return None  # it may be registered later
+            try:
+                known[name] = list(inspect.signature(task.run).parameters.values())
+            except (TypeError, ValueError):  # it is no Python function
+                known[name] = None
+        return known[name]
+
+    return parameters
 
 
-def _display_value(value: Any) -> Any:
-    """A copy with lists in place of tuples, as `_without` makes them."""
-    return _without(value, frozenset())
+def _hides_unknown(conf: Any) -> bool:
+    value = conf.get(POSITIONS_SETTING, KNOWN)
+    if value not in (KNOWN, ALL):
+        raise ImproperlyConfigured(f'{POSITIONS_SETTING} must be "{KNOWN}" or "{ALL}", not {value!r}')
+    return bool(value == ALL)
 
 
 def _size(conf: Any, setting: str, default: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -38,17 +39,23 @@ def read_secret(config: StoreConfig) -> Secret | None:
     StoreConfigError."""
     if not config.ha_secret_file:
         return None
-    path = Path(config.ha_secret_file)
+    return Secret(secret_in(config.ha_secret_file, "ha_secret_file"))
+
+
+def secret_in(file: str | os.PathLike[str], setting: str, least: int = SECRET_BYTES_MIN) -> bytes:
+    """The content of a file that a setting names, without white space around it. Raises StoreConfigError if other users
+    may read the file, or if it has less than `least` bytes."""
+    path = Path(file)
     with files.translated(path):
         secret = files.read_all(path, most=SECRET_BYTES_MAX + 1).strip()
         mode = path.stat().st_mode
     if mode & 0o077:
-        raise StoreConfigError("other users may read ha_secret_file: chmod 600", path=path)
-    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        raise StoreConfigError(f"other users may read {setting}: chmod 600", path=path)
+    if not least <= len(secret) <= SECRET_BYTES_MAX:
         raise StoreConfigError(
-            f"ha_secret_file has {len(secret)} bytes, not {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}", path=path
+            f"{setting} has {len(secret)} bytes, not {least} to {SECRET_BYTES_MAX}", path=path
         )
-    return Secret(secret)
+    return secret
 
 
 def check_unencrypted(config: StoreConfig, made: socket.socket, *, peer: bool) -> None:

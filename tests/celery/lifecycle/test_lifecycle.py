@@ -3,19 +3,24 @@ and tasks called in this process, on stores that refuse; the log is read back.""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from celery import Celery, current_app
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import task_prerun
+from hypothesis import given
+from hypothesis import strategies as st
 
+import cystore
 from cystore.celery import history
 from cystore.celery.base import events
 from cystore.celery.base.events import Event
-from cystore.celery.lifecycle import recorder, redaction
+from cystore.celery.lifecycle import hidden_names, recorder, redaction
 from cystore.celery.lifecycle.redaction import CUT, HIDDEN, shortened
 from cystore.celery.stores import close_shared
 from tests.support.process import Process
@@ -272,6 +277,140 @@ def test_arguments_of_some_names_are_not_kept(make_app, how):
     assert all(str(PIN) not in str(event.details) for event in logged(app))
 
 
+LOGIN, SECRET = "shop.login", "hunter2"
+
+
+@pytest.fixture
+def shop(make_app) -> Callable[..., Celery]:
+    """An app with tasks that take a password."""
+
+    def make(redact: object = ("Password",), **settings: object) -> Celery:
+        app = make_app(cystore_lifecycle_redact=redact, result_extended=True, **settings)
+
+        @app.task(name=LOGIN, shared=False)
+        def login(user, password, *hints, more=None):
+            if user == "unknown":
+                raise ValueError(
+                    f'login failed: {{"user": "u", "password": "{password}"}} PASSWORD={password}'
+                )
+            return user
+
+        @app.task(name="shop.bound", bind=True, shared=False)
+        def bound(self, user, password):
+            return user
+
+        return app
+
+    return make
+
+
+def kept_of(app: Celery) -> str:
+    """Everything that the store has."""
+    with cystore.open(app.backend.store.path, read_only=True) as store:
+        return "\n".join(bytes(message.body).decode("utf-8", "replace") for message in store.scan())
+
+
+CALLS: dict[str, Callable[[Celery], object]] = {
+    "a position": lambda app: app.tasks[LOGIN].delay("u", SECRET),
+    "a position of a bound task": lambda app: app.tasks["shop.bound"].delay("u", SECRET),
+    "a position beside a name": lambda app: app.tasks[LOGIN].apply_async(("u", SECRET), {"more": 1}),
+    "another case": lambda app: app.tasks[LOGIN].delay("u", "x", more={"PassWord": SECRET}),
+    "a pair": lambda app: app.tasks[LOGIN].delay("u", "x", more=[("password", SECRET)]),
+    "JSON": lambda app: app.tasks[LOGIN].delay("u", "x", more=json.dumps({"a": [{"Password": [SECRET]}]})),
+    "JSON in JSON": lambda app: app.tasks[LOGIN].delay(
+        "u", "x", more=json.dumps({"a": json.dumps({"password": f'a" {SECRET}'})})
+    ),
+    "bytes": lambda app: app.tasks[LOGIN].delay("u", "x", f"user=u&password={SECRET}&x=1"),
+    "key=value": lambda app: app.tasks[LOGIN].delay("u", "x", f"host=h password = '{SECRET} it' dbname=d"),
+    "a header": lambda app: app.tasks[LOGIN].delay("u", "x", f"Accept: any\nPassword: it is {SECRET}\nX: y"),
+    "a repr": lambda app: app.tasks[LOGIN].delay("u", "x", repr({"password": {"deep": SECRET}})),
+    "a callback": lambda app: app.tasks[LOGIN].apply_async(("u", "x"), link=app.tasks[LOGIN].s(SECRET)),
+    "an error callback": lambda app: app.tasks[LOGIN].apply_async(
+        ("u", "x"), link_error=app.tasks[LOGIN].si("u", SECRET)
+    ),
+    "a chain": lambda app: (app.tasks[LOGIN].s("u", SECRET) | app.tasks[LOGIN].s(SECRET)).delay(),
+    "starmap": lambda app: app.tasks[LOGIN].starmap([("u", SECRET)]).delay(),
+    "a signature as an argument": lambda app: app.tasks[LOGIN].delay(app.tasks[LOGIN].s("u", SECRET), "x"),
+    "a failure": lambda app: app.tasks[LOGIN].apply(("unknown", SECRET), throw=False),
+    "a representation by the caller": lambda app: app.tasks[LOGIN].apply_async(
+        ("u", SECRET), argsrepr=f"('u', '{SECRET}')"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_value_of_a_hidden_name_is_kept(shop, name):
+    """Wherever it stands. Seen: only names of keyword arguments in the very same case were hidden."""
+    app = shop(cystore_lifecycle_payload="message", task_eager_propagates=False, task_store_eager_result=True)
+    CALLS[name](app)
+    assert logged(app)
+    assert SECRET not in kept_of(app)
+
+
+@pytest.mark.parametrize("positions", ["known", "all"])
+def test_positions_of_a_task_that_is_not_known(shop, positions):
+    """A publisher that only sends by name: the setting decides."""
+    app = shop(cystore_lifecycle_redact_positions=positions)
+    app.send_task("elsewhere.login", ("u", SECRET), {"order": 7}, ignore_result=True)
+    (event,) = logged(app)
+    assert event.details["kwargs"] == "{'order': 7}"
+    assert event.details["args"] == (
+        f"['{HIDDEN}', '{HIDDEN}']" if positions == "all" else f"['u', '{SECRET}']"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password", "the password is wrong", "password == given", "no_password=1", "passwords=2", "{", '{"a": "b"}',
+        "password=", "x" * 1000, "[1, 2", "user=u, order=7",
+    ],
+)  # fmt: skip
+def test_other_texts_stay_as_they_are(shop, text):
+    assert log_of(shop()).redaction.text(text) == text
+
+
+@given(text=st.text(alphabet="pasword=:'\"\\\\ {}[](),;\n\u00e9<>&", max_size=60))
+def test_any_text_can_be_redacted(text):
+    """It ends, changes nothing without a name, and a second time it changes nothing."""
+    names = hidden_names.HiddenNames(["password"], lambda name: None, False)
+    once = names.text(text)
+    assert names.text(once).count(HIDDEN) >= once.count(HIDDEN)
+    if "password" not in text:
+        assert once == text
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_the_body_of_a_chord_is_encrypted_with_a_key(shop, tmp_path, caplog, key):
+    """It must stay as it is, because a worker may have to send it. Without a key the log says so once."""
+    if key:
+        pytest.importorskip("cryptography")
+        (tmp_path / "key").write_text("0123456789abcdef")
+        (tmp_path / "key").chmod(0o600)
+    app = shop(**({"cystore_chord_key_file": str(tmp_path / "key")} if key else {}))
+    login = app.tasks[LOGIN]
+    body = login.s(SECRET).on_error(login.si("u", SECRET)).set(task_id="body")
+    app.backend.apply_chord(("group", [app.AsyncResult("part")]), body)
+    app.backend.set_chord_size("group", 0)
+    assert (SECRET in kept_of(app)) is not key
+    assert ("cystore_chord_key_file" in caplog.text) is not key
+    run_id = body["cystore_run"]
+    assert app.backend.chords.settle("group", run_id), "the body is sent"
+    sent_body = next(event for event in logged(app) if event.task_id == "body")
+    assert (sent_body.event, SECRET in str(sent_body.details)) == (events.SENT, False)
+
+
+@pytest.mark.parametrize("problem", ["no file", "short", "others read it"])
+def test_a_key_that_cannot_be_used(shop, tmp_path, problem):
+    key = tmp_path / "key"
+    if problem != "no file":
+        key.write_text("0123456789abcdef"[: 3 if problem == "short" else None])
+        key.chmod(0o644 if problem == "others read it" else 0o600)
+    app = shop(cystore_chord_key_file=str(key))
+    with pytest.raises(ImproperlyConfigured, match=str(key)):
+        app.backend.apply_chord(("group", [app.AsyncResult("part")]), app.tasks[LOGIN].s(SECRET))
+
+
 @pytest.mark.parametrize("how", [redact, f"{__name__}:redact"])
 def test_a_function_that_redacts(make_app, how):
     app = make_app(cystore_lifecycle_redact=how)
@@ -313,6 +452,8 @@ def test_nothing_is_pickled(make_app):
         ("cystore_lifecycle_args_chars", "many"),
         ("cystore_lifecycle_traceback_chars", True),
         ("cystore_lifecycle_redact", 7),
+        ("cystore_lifecycle_redact", [7]),
+        ("cystore_lifecycle_redact_positions", "some"),
     ],
 )
 def test_settings_that_make_no_sense(make_app, setting, value):
