@@ -157,6 +157,8 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     (store_watch.SETTING, store_watch.EXIT, "", "reaction of a worker when its store is away: `exit` or `wait`"),
     (homes.HOME, None, "", ("the store for results of a process without one ([several "
                            "hosts](celery.md#more-than-one-host))")),
+    (homes.SENDS_SETTING, True, "", ("a task is sent [without a home](celery.md#without-a-store) while the store "
+                                     "cannot be opened; `False`: `delay()` raises")),
     ("cystore_chord_claim_s", chord_steps.CLAIM_S, "s", "longest time for a worker to send a chord's body"),
     ("cystore_redis_url", None, "",
      "Redis for duties and for [results of other hosts](remote.md); default: the broker, if it is one; `\"\"`: none"),

@@ -48,6 +48,7 @@ from cystore.celery.stores import (
     Location,
     compacts_results,
     for_a_while,
+    is_of_worker,
     open_shared,
     open_to_read,
     put_off,
@@ -101,8 +102,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         )
         # Greenlets share one backend. With a backend each, each would wait in a native thread, and the hub has few.
         self.thread_safe: bool = bool(conf.get("result_backend_thread_safe")) or greenlets.in_use()
-        starts = getattr(self.app.loader, "worker_initialized", False)
-        if starts and self.location.path and self.location.path not in _checked:
+        if is_of_worker(self.app) and self.location.path and self.location.path not in _checked:
             self._refuse_to_start()
             _checked.add(self.location.path)
         self._opened: weakref.ref[MessageStore] | None = None  # the store that this backend found last

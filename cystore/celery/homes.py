@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cystore")
 
 HOME = "cystore_home"  # the header and the setting
+SENDS_SETTING = "cystore_send_without_store"
 HOME_RECORD = "cystore.home_record"
 SENT_MS = records.SENT_MS
 RECORDS_MOST = 100  # of one message; a worker sends one or two
@@ -209,8 +210,9 @@ def ids_of(result: Any) -> Iterator[str]:
 
 def calling(backend: CystoreBackend, task_id: str) -> None:
     """A task is about to be sent by the app of this backend (`Backend.on_task_call`): finds its home, because the
-    signal that follows names no app, and an error raised there is only logged. Raises ImproperlyConfigured."""
-    _calling.set((task_id, backend, _home_or_none(backend)))
+    signal that follows names no app, and an error raised there is only logged. Raises ImproperlyConfigured, and the
+    store's error if the app asks for that (`SENDS_SETTING`)."""
+    _calling.set((task_id, backend, _home_or_none(backend, sends_without_store(backend.app))))
 
 
 @signals.before_task_publish.connect(weak=False)
@@ -223,16 +225,23 @@ def name_home(headers: dict[str, Any] | None = None, **_signal: Any) -> None:
         _, backend, home = called
     else:  # Celery made no such call: the task's result is ignored
         backend = _current_backend()
-        home = None if backend is None else _home_or_none(backend)
+        home = None if backend is None else _home_or_none(backend, True)
     home = headers.get(HOME) or home
     if backend is None or home is None:
         return
     headers[HOME] = home
-    if headers.get("task") != HOME_RECORD and (not backend.location.path or home != own_id(backend)):
+    if headers.get("task") == HOME_RECORD:
+        return
+    try:
+        own = own_id(backend)
+    except StoreError as error:
+        _tell_unopened(backend, error)
+        return
+    if home != own:
         _foreign[backend.location.path, headers["id"]] = home
 
 
-def _home_or_none(backend: CystoreBackend) -> str | None:
+def _home_or_none(backend: CystoreBackend, without_store: bool) -> str | None:
     """The home to name in a message, or None. A worker takes its own store as the home of a message that names none;
     so a replica that did not meet its master yet, and does not know its home, names none."""
     named = backend.home or _at.get() or get_current_task()
@@ -243,10 +252,25 @@ def _home_or_none(backend: CystoreBackend) -> str | None:
             return None
         return home_of(backend)
     except StoreError as error:
-        if backend.location.path not in _reported:
-            _reported.add(backend.location.path)
-            log.warning("tasks are sent without a home, because the store cannot be opened: %s", error)
+        if not without_store:
+            raise
+        _tell_unopened(backend, error)
         return None
+
+
+def _tell_unopened(backend: CystoreBackend, error: StoreError) -> None:
+    if backend.location.path not in _reported:
+        _reported.add(backend.location.path)
+        log.warning("tasks are sent without a home, because the store cannot be opened: %s", error)
+
+
+def sends_without_store(app: Any) -> bool:
+    """The setting: whether a task is sent, without a home, while this process cannot open its store. Raises
+    ImproperlyConfigured."""
+    chosen = app.conf.get(SENDS_SETTING, True)
+    if not isinstance(chosen, bool):
+        raise ImproperlyConfigured(f"{SENDS_SETTING} must be True or False, not {chosen!r}")
+    return chosen
 
 
 def _current_backend() -> Any:

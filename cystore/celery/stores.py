@@ -27,6 +27,7 @@ from cystore import (
     StoreConfig,
     StoreConfigError,
     StoreError,
+    StoreFormatError,
     StoreMovedError,
     StorePermissionError,
 )
@@ -303,6 +304,7 @@ _uses: Counter[str] = Counter()  # running uses of stores that are closed after 
 _later: weakref.WeakSet[Celery] = (
     weakref.WeakSet()
 )  # apps of workers that fork their pools before they open their store
+_workers: weakref.WeakSet[Celery] = weakref.WeakSet()
 # Such stores that were there when the worker started, with their directories' device and inode. Pool processes inherit
 # them: a process that opens the store for the first time opens this directory, or none.
 _found: dict[str, tuple[int, int]] = {}
@@ -344,6 +346,16 @@ def _open_now(location: Location, app: Celery | None) -> MessageStore:
         _kept_h[location.path] = location.file_reserved_time_h
         location.keep_at_least(store)
     return store
+
+
+def worker_begins(app: Celery) -> None:
+    """A backend of this app checks from now on, when it is made, whether the worker can use its store."""
+    _workers.add(app)
+
+
+def is_of_worker(app: Celery) -> bool:
+    """Whether this process is a worker of the app. Beat is none: it sends tasks, as any client."""
+    return app in _workers
 
 
 def open_later(app: Celery) -> None:
@@ -394,6 +406,22 @@ def _directory(path: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+def is_missing(path: object) -> bool:
+    """Whether there is no store at a path, and nothing else: an empty folder may wait for its disk."""
+    try:
+        return set(os.listdir(str(path))) <= {"lost+found"}
+    except FileNotFoundError:
+        return True
+    except OSError:  # the open reports it
+        return False
+
+
+MAKES_IT = (
+    "`celery -A APP cystore create` makes it, once; if there was one, its directory was moved or deleted, or its disk "
+    "is not mounted"
+)
+
+
 def _opened(location: Location) -> MessageStore:
     """Opens the store. Refuses a pool of buffers: the steps of a chord, for example, have to be readable as soon as
     they are acknowledged."""
@@ -402,7 +430,12 @@ def _opened(location: Location) -> MessageStore:
         raise reason
     config = location.config(create=False) if location.path in _found else location.config()
     if not config.transient_store_pool_enable:
-        store = location.opened(config)
+        try:
+            store = location.opened(config)
+        except StoreFormatError as error:
+            if config.create or not is_missing(location.path):
+                raise
+            raise StoreFormatError(f"there is no store: {MAKES_IT}", path=location.path) from error
         if not store.settings.transient_store_pool_enable:
             return store
         store.close()

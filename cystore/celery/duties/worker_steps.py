@@ -62,6 +62,7 @@ def take_part(worker: Any) -> None:
     ImproperlyConfigured here."""
     app = worker.app
     app.steps["worker"].difference_update((OpeningStep, RefusalStep))
+    stores.worker_begins(app)
     if worker.use_eventloop and isinstance(worker, Program):
         stores.open_later(app)
     try:
@@ -69,6 +70,10 @@ def take_part(worker: Any) -> None:
     except ImproperlyConfigured as error:
         if not isinstance(worker, Program):
             raise
+        if stores.MAKES_IT in str(error):  # a first start: one line is enough
+            worker.setup_logging()
+            log.critical("%s", error)
+            raise SystemExit(EX_FAILURE) from None
         _openings[app] = Opening(None, [], ImproperlyConfigured(str(error)))
         app.steps["worker"].add(RefusalStep)
         return

@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from celery import states, uuid
+from celery import Celery, states, uuid
+from celery.exceptions import ImproperlyConfigured
 
 import cystore
 from cystore.celery.lifecycle.redaction import HIDDEN
 from cystore.clock import now_ms
-from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, Worker, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready
 from tests.celery.results.test_waiting import Waiter
 from tests.support.celery import work
@@ -182,3 +183,77 @@ def test_every_state_comes_once_and_in_order_beside_a_busy_writer(fleet):
     assert [waiter.finish() for waiter in waiters] == ["done"] * 10
     assert set(map(tuple, seen.values())) == {(states.STARTED, work.MARKED, states.SUCCESS)}
     assert [result.get(timeout=PATIENCE_S) for result in busy] == [n + 1 for n in range(100)]
+
+
+# ------------------------------------------------------------------------------------------- before the first store
+
+
+HOW = "`celery -A APP cystore create` makes it"
+NO_STORE = "?create=false"
+
+
+@pytest.mark.parametrize("command", [(), ("--pool", "threads"), ("--without-heartbeat", "--concurrency=1")])
+def test_a_worker_before_its_store_exists_says_so_in_one_line(tmp_path, command):
+    """Seen: a traceback, and the advice to open with create=true."""
+    missing = f"cystore://{tmp_path}/not_yet{NO_STORE}"
+    environment = {work.BROKER: "memory://", work.BACKEND: missing}
+    worker = Worker(tmp_path / "log", *command, **environment)
+    assert worker.process.wait(PATIENCE_S) == 1
+    told = worker.log.read_text()
+    assert [HOW in line for line in told.splitlines() if "CRITICAL" in line] == [True]
+    assert "Traceback" not in told and "create=true" not in told
+
+
+def test_commands_before_the_store_exists(fleet):
+    environment = {work.BACKEND: f"cystore://{fleet.folder}/not_yet{NO_STORE}"}
+    for command in ("status", "failures", "unfinished"):
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "tests.support.celery.work", "cystore", command],
+            cwd=ROOT, env={**os.environ, **fleet.environment, **environment}, capture_output=True, text=True,
+            timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert [HOW in line for line in done.stderr.splitlines() if "Error" in line] == [True]
+        assert "Traceback" not in done.stderr
+
+
+def test_beat_before_the_store_exists_sends_as_any_client(fleet, tmp_path):
+    """Seen: it ended with a traceback, whose every line was a line of the log."""
+    beat = fleet.start_beat(**{work.BACKEND: f"cystore://{tmp_path}/not_yet{NO_STORE}"})
+    wait_until(lambda: "cannot be opened" in beat.log.read_text(), "beat has sent a message")
+    assert HOW in beat.log.read_text() and "Traceback" not in beat.log.read_text()
+    assert beat.process.poll() is None
+    beat.stop()
+
+
+@pytest.mark.parametrize("trouble", ["missing", "no store", "a home is named"])
+@pytest.mark.parametrize("sends", [True, False])
+def test_one_rule_for_a_message_without_a_store(tmp_path, caplog, trouble, sends):
+    """It is sent without a home, or the call raises: by setting."""
+    path = tmp_path / "store"
+    if trouble == "no store":
+        path.mkdir()
+        (path / "other").write_text("this directory is not a store")
+    app = Celery("web", broker="memory://", backend=f"cystore://{path}{NO_STORE}", set_as_current=False)
+    app.conf.cystore_send_without_store = sends
+    if trouble == "a home is named":
+        app.conf.cystore_home = "11111111-2222-3333-4444-555555555555"
+    if sends or trouble == "a home is named":
+        app.send_task("shop.pay", queue="of_web")
+        app.send_task("shop.pay", queue="of_web", ignore_result=True)
+        with app.connection_for_read() as connection:
+            sent = connection.SimpleQueue("of_web")
+            homes = [sent.get(block=False).headers.get("cystore_home") for _ in range(2)]
+        assert homes[0] == app.conf.get("cystore_home")
+        assert caplog.text.count("tasks are sent without a home") == 1
+    else:
+        with pytest.raises(cystore.StoreFormatError):
+            app.send_task("shop.pay", queue="of_web")
+    assert "Traceback" not in caplog.text
+
+
+def test_a_rule_that_makes_no_sense(tmp_path):
+    app = Celery("web", broker="memory://", backend=f"cystore://{tmp_path}/s", set_as_current=False)
+    app.conf.cystore_send_without_store = "perhaps"
+    with pytest.raises(ImproperlyConfigured, match="cystore_send_without_store"):
+        app.send_task("shop.pay")

@@ -16,7 +16,7 @@ from cystore.celery import replicas
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base.reading import Source, Stores
 from cystore.celery.lifecycle.task_lives import Life, life_of
-from cystore.celery.stores import EXAMPLE, Location
+from cystore.celery.stores import EXAMPLE, MAKES_IT, Location, is_missing
 from cystore.operate.command import FAILED, FOUND_WRONG, for_reading
 from cystore.operate.exits import hint
 from cystore.operate.output import one_line, time_text, write_note
@@ -71,6 +71,8 @@ def as_command_errors() -> Iterator[None]:
 
 def _hint(error: StoreError) -> str:
     """The advice for an error. These commands have no --set: the app's settings are the store's."""
+    if isinstance(error, StoreFormatError) and error.path is not None and is_missing(error.path):
+        return "" if MAKES_IT in str(error) else f"; {MAKES_IT}"
     return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "") or hint(error)
 
 
