@@ -9,7 +9,8 @@ import re
 
 def hidden(text: str) -> str:
     """A URL or an address, for a message, in which each possible password is replaced."""
-    return re.sub(r"((?:^|://)[^/@:\s]*):(?!//).*@|(^|://)[^/\s]*@", r"\1\2:**@", text)
+    text = re.sub(r"((?:^|://)[^/@:\s]*):(?!//).*@|(^|://)[^/\s]*@", r"\1\2:**@", text)
+    return re.sub(r"(?i)([?&;][^=&;\s]*(?:pass|secret|token)[^=&;\s]*=)[^&;\s]*", r"\1**", text)
 
 
 class StoreError(Exception):

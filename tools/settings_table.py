@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cystore.celery import homes, replicas, stores
+from cystore.celery import homes, redis_urls, replicas, stores
 from cystore.celery.base import store_watch
 from cystore.celery.chords import chord_bodies, chord_steps
 from cystore.celery.duties import answering
@@ -162,6 +162,9 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     ("cystore_chord_claim_s", chord_steps.CLAIM_S, "s", "longest time for a worker to send a chord's body"),
     ("cystore_redis_url", None, "",
      "Redis for duties and for [results of other hosts](remote.md); default: the broker, if it is one; `\"\"`: none"),
+    (redis_urls.PASSWORD_SETTING, None, "", ("a file with [the password of that Redis](celery.md#passwords), if its "
+                                             "URL has none")),
+    (redis_urls.READER_SETTING, None, "", ("the same for the Redis that `?reader=` or `cystore+remote://` names")),
     ("cystore_redis_options", {}, "", "options of redis-py's client"),
     (answering.SETTING, True, "", ("a worker's main process answers when [other hosts](remote.md) read results "
                                   "of its store")),

@@ -11,14 +11,16 @@ repr.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from celery.exceptions import ImproperlyConfigured
 
-from cystore.errors import hidden
+from cystore.errors import StoreError, hidden
 from cystore.value_class import value_class
 
 SOCKET, SENTINEL = ("unix", "redis+socket"), "sentinel"
@@ -40,6 +42,11 @@ OF_CLIENT = {
     "socket_keepalive_options", "max_connections", "health_check_interval", "retry_on_timeout", "client_name",
     "credential_provider", "connection_class",
 }  # fmt: skip
+# Where passwords may stand, beside URLs: a file that a setting names (Celery shows no setting with PASS in its name),
+# or a variable of the environment. The first pair is for the duties' Redis, the second for the one that ?reader= names.
+PASSWORD_SETTING, PASSWORD_VARIABLE = "cystore_redis_password_file", "CYSTORE_REDIS_PASSWORD"
+READER_SETTING, READER_VARIABLE = "cystore_reader_password_file", "CYSTORE_READER_PASSWORD"
+SECRET_NAMES = ("pass", "secret", "token")  # parts of the names of options whose values are not shown
 WANTED = (
     "the duties need a Redis: cystore_redis_url (or the broker's URL) must begin with redis://, rediss://, "
     "redis+socket://, "
@@ -66,8 +73,9 @@ class RedisLocation:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
 
     @classmethod
-    def parse(cls, url: str, options: Mapping[str, Any] | None = None) -> RedisLocation:
-        """Raises ImproperlyConfigured, which names the problem and the setting."""
+    def parse(cls, url: str, options: Mapping[str, Any] | None = None, password: str = "") -> RedisLocation:
+        """`password` counts if the URL has none. Raises ImproperlyConfigured, which names the problem and the
+        setting."""
         text = str(url or "").strip()
         scheme = text.partition("://")[0].lower() if "://" in text else ""
         if "cluster" in scheme:
@@ -85,7 +93,7 @@ class RedisLocation:
                 "one, or a Sentinel"
             )
         try:
-            return cls._of(scheme, parts, dict(options or {}))
+            return cls._of(scheme, parts, dict(options or {}), password)
         except ValueError:
             # Python's own text may contain the password.
             raise ImproperlyConfigured(
@@ -95,7 +103,7 @@ class RedisLocation:
             ) from None
 
     @classmethod
-    def _of(cls, scheme: str, parts: list[str], options: dict[str, Any]) -> RedisLocation:
+    def _of(cls, scheme: str, parts: list[str], options: dict[str, Any], password: str) -> RedisLocation:
         found = [urlsplit(part) for part in parts]
         if scheme not in SOCKET and any("," in (part.hostname or "") for part in found):
             raise ImproperlyConfigured(
@@ -121,6 +129,7 @@ class RedisLocation:
                 "{'master_name': ...}"
             )
         prefix = str(options.pop(PREFIX, "") or query.pop(PREFIX, ""))
+        gives_one = bool({"password", "credential_provider"} & {*query, *options})
         path = unquote(last.path) if scheme in SOCKET else ""
         if scheme in SOCKET and not path.strip("/"):
             raise ValueError("no path of a socket")
@@ -130,7 +139,7 @@ class RedisLocation:
             path,
             int(database),
             unquote(login.username or ""),
-            unquote(login.password or ""),
+            unquote(login.password or "") or ("" if gives_one else password),
             master,
             prefix,
             {name: value for name, value in {**query, **options}.items() if name not in OF_TRANSPORT},
@@ -140,6 +149,12 @@ class RedisLocation:
         """The URL without password and options."""
         login = f"{self.username}:**@" if self.password else ""
         return f"{self.scheme}://{login}{self._place}"
+
+    def without_secrets(self, text: str) -> str:
+        """A text of somebody else's, for a message: without the passwords of this Redis and of its Sentinels."""
+        for secret in sorted(set(_secrets(self.password, self.options)), key=len, reverse=True):
+            text = text.replace(secret, "**")
+        return text
 
     @property
     def _place(self) -> str:
@@ -179,6 +194,41 @@ class RedisLocation:
         return f"{self.scheme}://{self._login}{self._place}" + (f"?{urlencode(query)}" if query else ""), more
 
 
+def _secrets(password: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Passwords, as they are and percent-encoded."""
+    if password:
+        yield from (password, quote(password, safe=""))
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _secrets("", value)
+        elif isinstance(value, str) and any(part in name.lower() for part in SECRET_NAMES):
+            yield from _secrets(value, {})
+
+
+def password_of(conf: Any, setting: str, variable: str) -> str:
+    """The password in the file that a setting names, else in a variable of the environment, else none. Raises
+    ImproperlyConfigured."""
+    file = conf.get(setting)
+    return _password_in(str(file), setting) if file else os.environ.get(variable, "")
+
+
+@functools.lru_cache(16)
+def _password_in(file: str, setting: str) -> str:
+    """Each process reads it once: no duty waits for the file later."""
+    from cystore.ha.link.secret import secret_in  # most apps have no such file
+
+    try:
+        return secret_in(file, setting, least=1).decode()
+    except (StoreError, UnicodeDecodeError) as error:
+        text = str(error) if isinstance(error, StoreError) else f"{setting} must name a file with UTF-8 text"
+        raise ImproperlyConfigured(text) from None
+
+
+def shows_password(url: str) -> bool:
+    """Whether a URL has a password, which Celery's reports may show."""
+    return bool(url) and hidden(url) != url
+
+
 def redis_location_of(app: Any) -> RedisLocation | None:
     """The Redis that coordinates an app's duties: the setting `cystore_redis_url` (with `cystore_redis_options`), else
     the broker if that is a Redis, else None. ``cystore_redis_url = ""`` is None too. Raises ImproperlyConfigured."""
@@ -186,7 +236,7 @@ def redis_location_of(app: Any) -> RedisLocation | None:
     options = dict(conf.get("cystore_redis_options") or {})
     url = conf.get("cystore_redis_url")
     if url is not None:
-        return RedisLocation.parse(url, options) if url else None
+        return RedisLocation.parse(url, options, _coordinating(conf)) if url else None
     broker = conf.broker_url or ""
     if isinstance(broker, (list, tuple)):
         broker = ";".join(broker)
@@ -198,4 +248,8 @@ def redis_location_of(app: Any) -> RedisLocation | None:
     }
     if isinstance(conf.broker_use_ssl, dict) and broker.startswith("rediss"):
         inherited |= conf.broker_use_ssl
-    return RedisLocation.parse(broker, {**inherited, **options})
+    return RedisLocation.parse(broker, {**inherited, **options}, _coordinating(conf))
+
+
+def _coordinating(conf: Any) -> str:
+    return password_of(conf, PASSWORD_SETTING, PASSWORD_VARIABLE)

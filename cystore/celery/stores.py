@@ -146,7 +146,7 @@ class Location:
             )
         if ";" in parts.path:
             raise ImproperlyConfigured(
-                f"result_backend names more than one store, {url!r}: results go to one store only, so name one "
+                f"result_backend names more than one store, {hidden(url)!r}: results go to one store only, so name one "
                 "(a broker may have others "
                 "after a semicolon, a result backend may not; a semicolon in the path itself is written %3B)"
             )

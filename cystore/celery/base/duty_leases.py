@@ -174,7 +174,7 @@ class Coordination:
             error, (redis.AuthenticationError, redis.exceptions.AuthorizationError)
         )
         self._retry_at = monotonic_s() + (AWAY_S if gone else REFUSED_S)
-        text = self._hidden(f"{type(error).__name__}: {error}")
+        text = self.location.without_secrets(f"{type(error).__name__}: {error}")
         was_away, self._away = self._away, gone
         before, self._problem = self._problem, text
         if (
@@ -191,10 +191,6 @@ class Coordination:
             text.rstrip("."),
             AWAY_S if gone else REFUSED_S,
         )
-
-    def _hidden(self, text: str) -> str:
-        secret = self.location.password
-        return text.replace(secret, "**") if secret else text
 
 
 class _Prefixed:

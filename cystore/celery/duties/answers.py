@@ -197,9 +197,7 @@ class ReadService:
         self._line.close()
         self._give_up_lock()
         self._retry_at = monotonic_s() + AWAY_S
-        text = f"{type(error).__name__}: {error}"
-        if self._location.password:
-            text = text.replace(self._location.password, "**")
+        text = self._location.without_secrets(f"{type(error).__name__}: {error}")
         if not self._ended and type(error).__name__ != self._found_in:
             self._found_in = type(error).__name__
             log.warning(

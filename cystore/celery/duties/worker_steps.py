@@ -41,7 +41,7 @@ from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.processes import ForkLock, without_collections
 from cystore.celery.base.store_watch import StoreWatch
 from cystore.celery.results.full_disk import tell_in_one_line
-from cystore.celery.routing.other_homes import reader_of
+from cystore.celery.routing.other_homes import reader_of, tell_shown_passwords
 
 log = logging.getLogger("cystore.celery")
 
@@ -82,6 +82,7 @@ def take_part(worker: Any) -> None:
         return
     if not stores.is_put_off(backend.location):
         stores.put_off(backend.location, app)  # the app made its backend before it had a worker
+    tell_shown_passwords(backend)
     ours: list[type[_Late]] = []
     if backend.location.path:
         tell_in_one_line()

@@ -245,9 +245,7 @@ class RemoteReader:
 
     def redis_away(self, ids: Collection[str], error: BaseException) -> homes.HomeAwayError:
         """The error for a Redis that did not answer, or does not want us."""
-        text = f"{type(error).__name__}: {error}"
-        if self.location.password:
-            text = text.replace(self.location.password, "**")
+        text = self.location.without_secrets(f"{type(error).__name__}: {error}")
         known = {homes.sent_to(self._backend, one) or self._backend.home for one in ids}
         named = ", ".join(sorted(home for home in known if home))
         return homes.HomeAwayError(

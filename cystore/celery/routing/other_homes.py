@@ -23,7 +23,16 @@ from vine import promise
 
 from cystore.celery import homes
 from cystore.celery.base import records
-from cystore.celery.redis_urls import SCHEMES, RedisLocation, redis_location_of
+from cystore.celery.redis_urls import (
+    PASSWORD_SETTING,
+    READER_SETTING,
+    READER_VARIABLE,
+    SCHEMES,
+    RedisLocation,
+    password_of,
+    redis_location_of,
+    shows_password,
+)
 from cystore.clock import monotonic_s
 
 if TYPE_CHECKING:
@@ -57,10 +66,27 @@ def reader_of(backend: CystoreBackend) -> RedisLocation | None:
     if given.partition("://")[0].lower() not in SCHEMES:
         raise ImproperlyConfigured(f"the reader in result_backend must be one of {', '.join(SCHEMES)}://...")
     try:
-        return RedisLocation.parse(given)
+        return RedisLocation.parse(
+            given, password=password_of(backend.app.conf, READER_SETTING, READER_VARIABLE)
+        )
     except ImproperlyConfigured as error:
         text = str(error).replace("cystore_redis_url", "the reader in result_backend")
         raise ImproperlyConfigured(text) from None
+
+
+def tell_shown_passwords(backend: CystoreBackend) -> None:
+    """Warns of a password where `celery report` and `celery inspect conf` show it."""
+    given = {
+        f"cystore_redis_url has a password: put it into a file, and name that in {PASSWORD_SETTING}": str(
+            backend.app.conf.get("cystore_redis_url") or ""
+        ),
+        f"?reader= has a password: put it into a file, and name that in {READER_SETTING}": ""
+        if backend.location.remote
+        else backend.location.reader,
+    }
+    for text, url in given.items():
+        if shows_password(url):
+            log.warning("%s. Celery may show this setting (celery report, celery inspect conf)", text)
 
 
 class ComesElsewhere(Exception):

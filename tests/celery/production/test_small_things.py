@@ -21,6 +21,7 @@ from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, Worker, fleet_in, wai
 from tests.celery.results.test_store_away import ready
 from tests.celery.results.test_waiting import Waiter
 from tests.support.celery import work
+from tools.redis_server import redis_server
 
 SECRET = "hunter2"
 SIGPIPE_CODE = 141
@@ -257,3 +258,56 @@ def test_a_rule_that_makes_no_sense(tmp_path):
     app.conf.cystore_send_without_store = "perhaps"
     with pytest.raises(ImproperlyConfigured, match="cystore_send_without_store"):
         app.send_task("shop.pay")
+
+
+# --------------------------------------------------------------------------------------------------- passwords
+
+
+def test_no_report_of_celery_shows_a_password_from_a_file(tmp_path):
+    """`celery report`, `inspect conf`, `cystore status` and the worker's log; and the worker uses the password."""
+    password = tmp_path / "password"
+    password.write_text(SECRET)
+    password.chmod(0o600)
+    with redis_server("--requirepass", SECRET, own=True) as closed:
+        settings = {
+            "cystore_redis_url": closed.url,
+            "cystore_redis_password_file": str(password),
+            "cystore_reader_password_file": str(password),
+        }
+        reader = f"reader={closed.url}"
+        with fleet_in(tmp_path, f"?{reader}", **settings) as fleet:
+            worker = fleet.start("--concurrency=1", **{work.DUTIES: "1"})
+            ready(worker)
+            result = fleet.task(work.add).delay(2, 3)
+            remote = work.make_app(
+                fleet.environment[work.BROKER],
+                f"cystore+remote://?{reader}",
+                cystore_reader_password_file=str(password),
+            )
+            assert remote.AsyncResult(result.id).get(timeout=PATIENCE_S) == 5
+            shown = [str(fleet.app.control.inspect(timeout=PATIENCE_S, limit=1).conf())]
+            wait_until(
+                lambda: "live" in run_in(fleet, *WORK, "cystore", "status").stdout,
+                "the worker has a heartbeat",
+            )
+            for words in (("report",), ("cystore", "status"), ("cystore", "status", "--json")):
+                done = run_in(fleet, *WORK, *words)
+                shown += [done.stdout, done.stderr]
+            shown.append(worker.log.read_text())
+    assert "cystore_redis_url" in shown[0] and str(password) not in shown[0]
+    assert SECRET not in "".join(shown)
+
+
+def test_a_worker_says_that_a_setting_shows_a_password(tmp_path):
+    with redis_server("--requirepass", SECRET, own=True) as closed:
+        url = closed.url.replace("unix://", f"unix://:{SECRET}@")
+        with fleet_in(tmp_path, f"?reader={url}", cystore_redis_url=url) as fleet:
+            worker = fleet.start("--concurrency=1")
+            ready(worker)
+            told = worker.log.read_text()
+    for name in ("cystore_redis_password_file", "cystore_reader_password_file"):
+        assert told.count(name) == 1
+    assert SECRET not in told
+
+
+WORK = ("celery", "-A", "tests.support.celery.work")

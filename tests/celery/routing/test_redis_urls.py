@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import traceback
+from urllib.parse import quote_plus
 
 import kombu
 import pytest
@@ -18,7 +19,15 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 from cystore.celery.base.duty_leases import Coordination, check_server_info, connect, redis_of
-from cystore.celery.redis_urls import RedisAwayError, RedisLocation, redis_location_of
+from cystore.celery.redis_urls import (
+    PASSWORD_SETTING,
+    PASSWORD_VARIABLE,
+    READER_VARIABLE,
+    RedisAwayError,
+    RedisLocation,
+    redis_location_of,
+)
+from cystore.celery.routing.other_homes import reader_of
 from cystore.errors import hidden
 from tools.processes import ends_with_us
 from tools.redis_server import RedisUnavailableError, find_executable, redis_server
@@ -224,6 +233,56 @@ def test_a_password_that_a_server_repeats_is_not_passed_on(caplog):
             there.call(lambda client: client.eval(f"return redis.error_reply('{SECRET}')", 0))
     assert "**" in caplog.text and "**" in str(error.value)
     assert SECRET not in caplog.text + "".join(traceback.format_exception(error.value))
+
+
+def test_no_password_of_an_option_is_passed_on():
+    """Of a Sentinel, of a key file, of redis-py's own option, percent-encoded or not."""
+    secrets = ["one/1", "two/2", "three/3"]
+    location = RedisLocation.parse(
+        "redis://host?password=three%2F3", {"sentinel_kwargs": {"password": "one/1"}, "ssl_password": "two/2"}
+    )
+    told = location.without_secrets(f"{' '.join(secrets)} {' '.join(map(quote_plus, secrets))} user")
+    assert told == "** ** ** ** ** ** user"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h/0?password=hunter2", "redis://h?a=b&sentinel_password=hunter2;c", "x?api_TOKEN=hunter2&b=c"],
+)
+def test_hidden_options(url):
+    assert "hunter2" not in hidden(url)
+    assert hidden(url).count("**") == 1
+    assert hidden("cystore:///a?flush=sync&group=app") == "cystore:///a?flush=sync&group=app"
+
+
+def test_a_password_from_a_file_or_from_the_environment(tmp_path, monkeypatch):
+    file = tmp_path / "password"
+    file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
+    with_file = {"cystore_redis_url": "redis://me@host", PASSWORD_SETTING: str(file)}
+    found = redis_location_of(app_with(**with_file))
+    assert (found.username, found.password) == ("me", SECRET)
+    given = redis_location_of(app_with(**{**with_file, "cystore_redis_url": "redis://:given@host"}))
+    assert given.password == "given"
+    monkeypatch.setenv(PASSWORD_VARIABLE, "of the environment")
+    for settings in ({"cystore_redis_url": "redis://host"}, {"broker_url": "redis://host"}):
+        assert redis_location_of(app_with(**settings)).password == "of the environment"
+    assert redis_location_of(app_with(**with_file)).password == SECRET
+    monkeypatch.setenv(READER_VARIABLE, "of the reader")
+    for url in ("cystore+remote://me@host", "cystore+remote://?reader=redis://me@host"):
+        remote = Celery("web", broker="memory://", backend=url, set_as_current=False)
+        assert reader_of(remote.backend).password == "of the reader"
+
+
+@pytest.mark.parametrize("problem", ["is not there", "has nothing", "others read it", "is no text"])
+def test_a_file_without_a_usable_password(tmp_path, problem):
+    file = tmp_path / "password"
+    if problem != "is not there":
+        file.write_bytes({"has nothing": b" \n", "is no text": b"\xff\xfe"}.get(problem, SECRET.encode()))
+        file.chmod(0o644 if problem == "others read it" else 0o600)
+    with pytest.raises(ImproperlyConfigured) as error:
+        redis_location_of(app_with(cystore_redis_url="redis://host", cystore_redis_password_file=str(file)))
+    assert SECRET not in str(error.value) and "password" in str(error.value)
 
 
 def test_options_that_redis_py_does_not_know_are_named():
