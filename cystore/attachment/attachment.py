@@ -126,11 +126,13 @@ class Attachment:
         self.clock.look()
 
     def turn(self, run_once: Callable[[], Progress]) -> Callable[[], Progress]:
-        """A service's `run_once`, with `begin_turn` before it."""
+        """A service's `run_once`, with `look_around` before it. Its pages are released when they have become many."""
 
         def turned() -> Progress:
             self.look_around()
-            return run_once()
+            progress = run_once()
+            self.commit_log.resident.look()
+            return progress
 
         return turned
 

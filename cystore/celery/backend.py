@@ -38,7 +38,6 @@ from cystore.celery.base.store_watch import back_to_the_broker
 from cystore.celery.chords.chord_steps import Chords, is_part
 from cystore.celery.lifecycle import recorder
 from cystore.celery.lifecycle.redaction import Redaction
-from cystore.celery.results import memory
 from cystore.celery.results.consumer import ResultConsumer
 from cystore.celery.results.encoding import encode_meta
 from cystore.celery.results.expiry import Expiry
@@ -304,8 +303,6 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             else:
                 homes.put(self, home, [part, record], flush="sync")
                 self.chords.stored()
-        if self.location.path:
-            memory.look(self.store, len(body))
 
     # ------------------------------------------------------------------------------- chords, and other homes
 
@@ -375,19 +372,16 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         """The valid record of an id; None if there is none, or if it expired."""
         store = self.store
         message = records.fold(records.records_of(store, topic, records.key_of(task_id)))
-        memory.look(store, 0 if message is None else len(message.body))
         return message if message is not None and self.expiry.is_valid(message) else None
 
     def latest_of(self, task_ids: Iterable[str]) -> dict[str, Message]:
         """`latest` of many tasks, with one look at the store. Ids without a valid record are left out."""
         store, ids = self.store, {records.key_of(task_id): task_id for task_id in task_ids}
-        found, size_bytes = {}, 0
+        found = {}
         for key, known in records.records_of_many(store, records.RESULTS, ids).items():
             message = records.fold(known)
             if message is not None and self.expiry.is_valid(message):
                 found[ids[key]] = message
-                size_bytes += len(message.body)
-        memory.look(store, size_bytes)
         return found
 
     def all_states(self, task_id: str) -> list[Message]:

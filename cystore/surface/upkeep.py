@@ -104,10 +104,9 @@ class StoreUpkeep(ABC):
 
     def let_pages_go(self) -> None:
         """Takes the pages of mapped files out of this process's memory (its resident size), both those it wrote and
-        those it read. They stay in the page cache; the next touch is a page fault. For a process whose memory is
-        limited: shared pages count as its own."""
-        parts = self._attached()
-        parts.commit_log.files.let_pages_go(parts.control.wrote)
+        those it read. They stay in the page cache; the next touch is a page fault. The store does this by itself
+        whenever these pages have grown by 32 MiB."""
+        self._attached().commit_log.resident.let_go()
 
     def delete_topic(self, topic: str) -> Removal:
         """Removes all queues of a topic with the messages that are in them by now (RocketMQ's deleteTopic), for every

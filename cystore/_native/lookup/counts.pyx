@@ -2,6 +2,8 @@
 
 Readers of many processes would compete for the shared words. So each process counts for itself and adds its new counts
 every MERGE_MS. If the process dies, the counts since the last merge are lost.
+
+Reads touch pages of the log, so every LOOK_MS a read also calls `look`, which releases pages when they have become many.
 """
 
 cimport cython
@@ -14,6 +16,7 @@ from cystore._native.memory.locks cimport control_intact
 
 cdef enum:
     MERGE_MS = 50
+    LOOK_MS = 50
 
 
 def now_ms():
@@ -26,7 +29,8 @@ def now_ms():
 cdef class ReadCounts:
     """`found` and `missed` gets, the `messages` they gave, and `queries`, of this process. Safe for threads."""
 
-    def __init__(self, Control control not None):
+    def __init__(self, Control control not None, look):
+        self.look = look
         if <int>BUCKETS != <int>LATENCY_BUCKETS:
             raise AssertionError("the layout has another number of buckets")
         self.control = control
@@ -44,12 +48,20 @@ cdef class ReadCounts:
         self.latency[latency_bucket(took)] += 1
         if took > self.max_ms:
             self.max_ms = took
-        return 0 if now - self.merged_ms < <int64_t>MERGE_MS else self.add(now)
+        if now - self.merged_ms >= <int64_t>MERGE_MS:
+            self.add(now)
+        return self.look_now(now)
 
     cdef int asked(self, Py_ssize_t queries) except -1:
         self.queries += queries
         self.new_queries += queries
         self.fresh = True
+        return self.look_now(clock_coarse_ms())
+
+    cdef int look_now(self, int64_t now_ms) except -1:
+        if now_ms - self.looked_ms >= <int64_t>LOOK_MS:
+            self.looked_ms = now_ms
+            self.look()
         return 0
 
     cdef int add(self, int64_t now_ms) except -1:

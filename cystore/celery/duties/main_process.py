@@ -31,7 +31,6 @@ from cystore.celery.duties.duty_news import DutyEvents, MinuteLog
 from cystore.celery.duties.duty_runs import ALL, REPUT, Held
 from cystore.celery.duties.worker_steps import takes_ticks
 from cystore.celery.redis_urls import RedisAwayError
-from cystore.celery.results import memory
 from cystore.clock import monotonic_s, now_ms
 from cystore.engine.files.progress import Progress
 from cystore.operate.output import time_text
@@ -172,7 +171,6 @@ class Keeper:
         with TURN:
             quiet = self._is_quiet()
             progress = self.run_once()
-            memory.look(self._store, memory.LARGE_BYTES)  # services of this process touch what others append
             self._pause_s = duty_runs.quiet_s(self._store, LOOK_S) if quiet else LOOK_S
             return progress
 

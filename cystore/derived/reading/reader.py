@@ -94,7 +94,7 @@ class Reader:
         self._tail = TailReader(control)
         self._healer = QueueHealer(control, commit_log, queues)
         self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer, self._windows)
-        self.counts = ReadCounts(control)
+        self.counts = ReadCounts(control, commit_log.resident.look)
         self._help = DispatchHelp(
             control, dispatcher, commit_log.files.directory, "reading only dispatched messages"
         )

@@ -19,6 +19,7 @@ from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.engine.files.pace import Pace
 from cystore.engine.files.progress import Progress
+from cystore.engine.files.resident_pages import PUT_GROWTH_BYTES
 from cystore.engine.log.active_segment import ActiveSegment
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import refuse_writes
@@ -396,6 +397,7 @@ class Allocator:
         they are allocated; returns the end. A put waits for it, so the steps are small. They grow while this process
         continues where it stopped; a process that appends rarely beside others gets only what it needs."""
         self._own_end = self._fault_in(begin, end)
+        self._commit_log.resident.look(PUT_GROWTH_BYTES)
         return self._own_end
 
     def _fault_in(self, begin: int, end: int) -> int:

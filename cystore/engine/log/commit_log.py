@@ -17,6 +17,7 @@ from cystore.engine.files.cold_pages import ColdPages, memory_bytes
 from cystore.engine.files.log_folders import LogFolders
 from cystore.engine.files.mappings import Mappings
 from cystore.engine.files.multi_path_queue import MultiPathMappedFileQueue
+from cystore.engine.files.resident_pages import SCAN_BYTES, ResidentPages
 from cystore.engine.files.segments import MappedFileQueue, Mode
 from cystore.engine.log.log_windows import LogWindows, read_range
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
@@ -65,6 +66,7 @@ class CommitLog:
             odd_files="extend",
         )
         self.control, self.damage = control, KnownDamage(manifest)
+        self.resident = ResidentPages(self.files, control)
         self._root, self._mode = root, mode
         # Reads the log's present minimum, if the control block is this process's own.
         self.look_again: Callable[[], None] | None = None
@@ -213,7 +215,7 @@ class CommitLog:
     def _walk(
         self, begin: int | None, end: int | None, over_cleaned: bool, cold: ColdPages
     ) -> Iterator[Message]:
-        at = self.control.min_physical_offset if begin is None else begin
+        at = looked_at = self.control.min_physical_offset if begin is None else begin
         until = self.control.wrote if end is None else min(end, self.control.wrote)
         while at < until:
             damaged_range = self.damaged_ranges.covering(at)
@@ -243,6 +245,9 @@ class CommitLog:
                     return
                 yield message
             at = segment.base + following
+            if at - looked_at >= SCAN_BYTES:
+                self.resident.look(now=True)
+                looked_at = at
 
     def mark_cystore_records(self) -> None:
         """Makes the marker durable that keeps RocketMQ from loading (and cutting) a log with records it cannot read."""

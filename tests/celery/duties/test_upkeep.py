@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 from celery import Celery, chord
 
-from cystore import MessageStore
 from cystore.celery.duties import duty_runs, main_process
-from cystore.celery.results import memory
 from cystore.celery.stores import ANY_HOUR, Location, close_shared
 from cystore.services.duty_table import Outcome
 from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
@@ -104,21 +102,6 @@ def test_one_process_of_a_store_does_it(url):
     assert {name for name in duty_runs.ALL if app.backend.store.duties.last(name).runs} == {
         "clean_expired", "deliver_delayed", "chord_sweep",
     }  # fmt: skip
-
-
-def test_the_main_process_releases_pages_of_the_log(url, monkeypatch):
-    """Seen: with 600 MB of results stored by the pool, the main process had 150 MB more pages of the log: its
-    services touch what others append, and it read and stored nothing itself."""
-    app = Celery("pages", broker="memory://", backend=url, set_as_current=False)
-    keeper, sizes, released = keeper_of(app), [10 << 20], []
-    monkeypatch.setattr(memory, "_before_bytes", -1)
-    monkeypatch.setattr(memory, "shared_bytes", lambda: sizes[-1])
-    monkeypatch.setattr(MessageStore, "let_pages_go", lambda _: released.append(sizes.pop()))
-    keeper.turn()
-    assert released == []
-    sizes.append(sizes[0] + memory.GROWTH_BYTES + 1)
-    keeper.turn()
-    assert len(released) == 1
 
 
 def test_cleanup_of_the_backend_cleans(url, monkeypatch):
