@@ -3,7 +3,8 @@
 Readers of many processes would compete for the shared words. So each process counts for itself and adds its new counts
 every MERGE_MS. If the process dies, the counts since the last merge are lost.
 
-Reads touch pages of the log, so every LOOK_MS a read also calls `look`, which releases pages when they have become many.
+Reads touch pages of the log. So every LOOK_MS a read also calls `look`, which releases pages when they have become
+many.
 """
 
 cimport cython
