@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from cystore.spark.task_events import RETRIED, ended, failed
+from cystore.spark.task_events import RETRIED, UNCOUNTED, ended, failed
 from cystore.spark.task_runs import runs_of, seconds_between
 
 ACCURACY = 10_000  # of percentiles: the rank is right to 0.01 %
@@ -41,7 +41,7 @@ def workers(runs: DataFrame) -> DataFrame:
 
 
 def _numbers(runs: DataFrame, by: str, **more: Column) -> DataFrame:
-    over = runs_of(runs).where(F.col(by).isNotNull() & F.col("outcome").isNotNull())
+    over = runs_of(runs).where(F.col(by).isNotNull() & ~F.col("outcome").isin(*UNCOUNTED))
     retried = F.col("outcome") == RETRIED
     done = F.count_if(~retried)
     found = over.groupBy(by, *(column.alias(name) for name, column in more.items())).agg(

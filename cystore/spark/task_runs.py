@@ -13,12 +13,15 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cystore.spark.reports.fingerprints import classes, fingerprints
+from cystore.spark.reports.tries import try_of
 from cystore.spark.task_events import (
+    ENDS_OF_CODE,
     RECEIVED,
     REDELIVERED,
     RETRIED,
     SENT,
     STARTED,
+    UNCOUNTED,
     ended,
     failed,
 )
@@ -39,12 +42,14 @@ def task_runs(events: DataFrame) -> DataFrame:
 
     `wait` is the time in seconds until the attempt began. It counts from the sending (or the arrival at a worker, if
     the log lacks the sending), or from the eta if that is later. `outcome` is the event that ended the attempt (RETRIED
-    is one); it is null until then. `fingerprint` is the same for failures of one exception class at one place of the
-    code.
+    is one); it is null until then. An end without `retries` belongs to the newest started attempt (`reports.tries`). In
+    a stream it belongs to the first one, because Spark cannot look back there. `fingerprint` is the same for failures
+    of one exception class at one place of the code.
     """
     given = set(events.columns)
-    over = ended() | (F.col("event") == RETRIED)
-    last = F.when(over, F.col("time"))
+    counted = ended() | (F.col("event") == RETRIED)
+    over = counted | F.col("event").isin(*UNCOUNTED)
+    last = F.when(over, F.struct(counted, "time"))
 
     def first(*kinds: str) -> Column:
         return F.min(F.when(F.col("event").isin(*kinds), F.col("time")))
@@ -56,27 +61,28 @@ def task_runs(events: DataFrame) -> DataFrame:
     def any_of(name: str) -> Column:
         return F.max(name) if name in given else F.max(F.lit(None).cast("string"))
 
-    runs = (
-        events.where(F.col("task_id").isNotNull())
-        .groupBy("task_id", "retries")
-        .agg(
-            F.max("name").alias("name"),
-            F.max("root_id").alias("root_id"),
-            first(SENT).alias("sent"),
-            first(RECEIVED, REDELIVERED).alias("received"),
-            first(STARTED).alias("started"),
-            F.max(last).alias("ended"),
-            at_end("runtime").alias("runtime"),
-            F.count_if(F.col("event").isin(RECEIVED, REDELIVERED)).alias("deliveries"),
-            any_of("worker").alias("worker"),
-            any_of("queue").alias("queue"),
-            F.max(F.try_to_timestamp("eta")).alias("eta"),
-            at_end("event").alias("outcome"),
-            F.coalesce(F.max_by(F.when(over, failed()), last), F.lit(False)).alias("failed"),
-            at_end("exception").alias("exception"),
-            at_end("traceback").alias("traceback"),
-            any_of("store").alias("store"),
-        )
+    known = events.where(F.col("task_id").isNotNull())
+    if not events.isStreaming:
+        lacking = F.col("event").isin(*ENDS_OF_CODE) & (F.col("retries") == 0)
+        begun = F.when(F.col("event") == STARTED, F.col("time"))
+        known = known.withColumn("retries", try_of(F.col("retries"), lacking, begun, F.col("time")))
+    runs = known.groupBy("task_id", "retries").agg(
+        F.max("name").alias("name"),
+        F.max("root_id").alias("root_id"),
+        first(SENT).alias("sent"),
+        first(RECEIVED, REDELIVERED).alias("received"),
+        first(STARTED).alias("started"),
+        at_end("time").alias("ended"),
+        at_end("runtime").alias("runtime"),
+        F.count_if(F.col("event").isin(RECEIVED, REDELIVERED)).alias("deliveries"),
+        any_of("worker").alias("worker"),
+        any_of("queue").alias("queue"),
+        F.max(F.try_to_timestamp("eta")).alias("eta"),
+        at_end("event").alias("outcome"),
+        F.coalesce(F.max_by(F.when(over, failed()), last), F.lit(False)).alias("failed"),
+        at_end("exception").alias("exception"),
+        at_end("traceback").alias("traceback"),
+        any_of("store").alias("store"),
     )
     named = F.arrow_udf(classes, "string")("exception", "outcome")  # type: ignore[call-overload]
     runs = runs.withColumn("class", F.when(F.col("failed"), named))
@@ -98,15 +104,17 @@ def read_attempts(reader: Any, paths: str | Sequence[str], **options: str) -> Da
 
 def joined(parts: DataFrame) -> DataFrame:
     """Runs, merged from parts of the log (rows of `attempts.SCHEMA`)."""
-    at_end = ("runtime", "outcome", "failed", "class", "fingerprint", "exception", "traceback")
+    at_end = ("ended", "runtime", "outcome", "failed", "class", "fingerprint", "exception", "traceback")
     greatest = ("name", "root_id", "worker", "queue", "eta", "store")
-    last = F.when(F.col("ended").isNotNull(), F.struct(*at_end))
-    runs = parts.groupBy("task_id", "retries").agg(
+    is_end = F.col("ended").isNotNull()
+    counted = ~F.col("outcome").isin(*UNCOUNTED)
+    retries, at = F.col("retries"), F.coalesce("last_started", "ended")
+    known = parts.withColumn("retries", try_of(retries, retries.isNull(), F.col("last_started"), at))
+    runs = known.groupBy("task_id", "retries").agg(
         *(F.min(name).alias(name) for name in ("sent", "received", "started")),
         F.sum("deliveries").alias("deliveries"),
         *(F.max(name).alias(name) for name in greatest),
-        F.max_by(last, "ended").alias("end"),
-        F.max("ended").alias("ended"),
+        F.max_by(F.struct(*at_end), F.when(is_end, F.struct(counted, "ended"))).alias("end"),
     )
     told = [F.col(f"end.{name}").alias(name) for name in at_end if name != "failed"]
     failed = F.coalesce("end.failed", F.lit(False)).alias("failed")

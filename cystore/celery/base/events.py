@@ -106,6 +106,8 @@ FIELDS: dict[str, tuple[str, str]] = {
 }
 
 FAILURES = (FAILED, TIMED_OUT, CHILD_LOST, REJECTED, UNKNOWN)  # events of failed runs; each run has one
+# Ends of code that ran. Earlier versions wrote some of them without `retries`.
+ENDS_OF_CODE = (SUCCEEDED, FAILED, TIMED_OUT, CHILD_LOST, IGNORED, REJECTED)
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=str).encode
 
@@ -120,6 +122,14 @@ def keys_of(task_id: str | None, root_id: str | None = None, group_id: str | Non
     if group_id:
         keys.append(group_key(group_id))
     return tuple(keys)
+
+
+def try_of(event: str | None, retries: int, newest_started: int | None) -> int:
+    """The try that an event belongs to, as the number of earlier tries. It is the event's own `retries`; an end without
+    belongs to the newest started try. `cystore.spark.reports.tries` says the same in columns."""
+    if event in ENDS_OF_CODE and not retries:
+        return newest_started or 0
+    return retries
 
 
 def root_key(root_id: str) -> str:

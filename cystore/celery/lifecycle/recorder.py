@@ -80,6 +80,8 @@ class Lifecycle:
         self._paused_until = 0.0
         self._began: dict[str, float] = {}  # task id: when its code began in this process
         self._timed_out: str | None = None  # id of the last timed-out task
+        # The main process's messages by task id. Celery names only the id when a child was lost or timed out.
+        self._requests: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def append(
         self, event: str, task_id: str | None, name: str | None, root_id: str | None, group_id: str | None,
@@ -163,6 +165,15 @@ class Lifecycle:
         self.lost += 1
         self._untold += 1
 
+    def received(self, request: Any) -> None:
+        """This process took a task's message."""
+        self._requests[request.id] = request
+
+    def context_of(self, task_id: str) -> Context:
+        """What the message of a task says, as far as this process has it."""
+        request = self._requests.get(task_id)
+        return Context() if request is None else Context(request.request_dict, hostname=request.hostname)
+
     def began(self, task_id: str) -> None:
         """The task's code begins."""
         self._began[task_id] = monotonic_s()
@@ -188,6 +199,7 @@ class Lifecycle:
     def forked(self) -> None:
         """Called in a child. The parent reports its own lost events."""
         self._began.clear()
+        self._requests.clear()
         self._light.forget()
         self.lost = self._untold = 0
 
@@ -301,6 +313,7 @@ def _received(life: Lifecycle, sender: Any, request: Any, **_: Any) -> None:
         retries=fields.get("retries") or None, eta=fields.get("eta"), expires=fields.get("expires"),
         args=args, kwargs=kwargs, home=fields.get(HOME),
     )  # fmt: skip
+    life.received(request)
     if request.task.acks_late:
         request.on_reject = _Rejecting(life, request)
 
@@ -333,8 +346,8 @@ class _Rejecting:
         fields = request.request_dict
         self._life.append(
             events.CHILD_LOST, request.id, request.task.name, fields.get("root_id"), fields.get("group"),
-            worker=request.hostname, pid=request.worker_pid, retries=fields.get("retries") or None,
-            exception=self._life.text_of(error), requeue=True,
+            worker=request.hostname, pid=request.worker_pid, parent_id=fields.get("parent_id"),
+            retries=fields.get("retries") or None, exception=self._life.text_of(error), requeue=True,
         )  # fmt: skip
 
 
@@ -367,8 +380,8 @@ def _succeeded(life: Lifecycle, sender: Any, runtime: float | None = None, **_: 
     request = sender.request
     life.append(
         events.SUCCEEDED, request.id, sender.name, request.root_id, request.group,
-        worker=request.hostname, pid=_pid,
-        runtime=life.runtime(request.id) if runtime is None else round(runtime, 6),  # Celery before 5.7 does not say
+        # Celery before 5.7 does not say the runtime.
+        **_of(request, runtime=life.runtime(request.id) if runtime is None else round(runtime, 6)),
     )  # fmt: skip
 
 
@@ -388,7 +401,7 @@ def _failed(
         event = events.CHILD_LOST
     request = sender.request
     if request.id != task_id:  # in the main process, the request may be another one
-        request = Context()
+        request = life.context_of(task_id)
     repr_args, repr_kwargs = life.redaction.arguments(sender.name, args, kwargs, request)
     life.append(
         event, task_id, sender.name, request.root_id, request.group,

@@ -2,7 +2,7 @@
 
 A row of SCHEMA has the facts about an attempt (a task id with a number of retries) in one part of the log.
 `task_runs.joined` joins the rows of an attempt from several parts. The events of an attempt are mostly close together,
-so the join gets a quarter of the log's rows.
+so the join gets a quarter of the log's rows. `retries` is null for an end whose try began in another part (`tries`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,19 @@ import pyarrow.compute as pc
 
 from cystore.spark.reports.details import details_of
 from cystore.spark.reports.fingerprints import classes, fingerprints
-from cystore.spark.task_events import FAILURES, RECEIVED, REDELIVERED, RETRIED, ROOT, SENT, STARTED, SUCCEEDED
+from cystore.spark.reports.tries import tries
+from cystore.spark.task_events import (
+    ENDS_OF_CODE,
+    FAILURES,
+    RECEIVED,
+    REDELIVERED,
+    RETRIED,
+    ROOT,
+    SENT,
+    STARTED,
+    SUCCEEDED,
+    UNCOUNTED,
+)
 
 # The columns that are read from the log.
 COLUMNS = ("timestamp", "tags", "keys", "properties", "value", "store")
@@ -32,6 +44,7 @@ SCHEMA = pa.schema(
         ("sent", _TIME),
         ("received", _TIME),
         ("started", _TIME),
+        ("last_started", _TIME),
         ("ended", _TIME),
         ("deliveries", pa.int64()),
         ("worker", pa.string()),
@@ -124,13 +137,20 @@ def attempts_of(events: pa.Table) -> pa.Table:
     """One row of SCHEMA for each attempt in the events."""
     events = _in_order(events)
     kind, time = events["event"], events["time"]
-    retries = pc.fill_null(events["retries"], 0)
+    told = np.asarray(pc.fill_null(events["retries"], 0))
+    begun = np.asarray(pc.fill_null(pc.equal(kind, STARTED), False))
+    ends_code = np.asarray(pc.is_in(kind, pa.array(ENDS_OF_CODE)))
+    retries = tries(_whole(events["task_id"]), told, begun, ends_code & (told == 0))
     requeue = pc.fill_null(events["requeue"], False)
     failed = pc.and_(pc.is_in(kind, pa.array(FAILURES)), pc.invert(requeue))
     over = pc.or_(failed, pc.is_in(kind, pa.array([SUCCEEDED, RETRIED])))
+    uncounted = pc.is_in(kind, pa.array(UNCOUNTED))
     arrived = pc.is_in(kind, pa.array([RECEIVED, REDELIVERED]))
     nothing = pa.scalar(None, pa.int64())
-    number = pa.array(np.arange(events.num_rows))
+    rows = events.num_rows
+    number = pa.array(np.arange(rows))
+    # A message that comes again may be revoked after its task ended: any other end counts before that one.
+    below = pc.if_else(uncounted, pa.array(np.arange(rows) - rows), nothing)
     texts = {name: ranked(events[name]) for name in ("name", "worker", "queue", "store")}
     table = pa.table(
         {
@@ -141,15 +161,16 @@ def attempts_of(events: pa.Table) -> pa.Table:
             "received": _where(arrived, time),
             "started": _where(pc.equal(kind, STARTED), time),
             "deliveries": arrived.cast(pa.int64()),
-            "last": pc.if_else(over, number, nothing),
+            "last": pc.if_else(over, number, below),
             "eta": _times(events["eta"]),
             **{name: ranks for name, (ranks, _) in texts.items()},
         }
     )
     wanted = [(name, "min") for name in ("first", "sent", "received", "started")]
-    wanted += [(name, "max") for name in ("last", "eta", *texts)]
+    wanted += [(name, "max") for name in ("last", "started", "eta", *texts)]
     found = table.group_by(["task_id", "retries"]).aggregate([*wanted, ("deliveries", "sum")])
     last = found["last_max"]
+    last = pc.if_else(pc.less(last, 0), pc.add(last, rows), last)
     ends = {name: events[name].take(last) for name in ("runtime", "exception", "traceback")}
     outcome, bad = kind.take(last), pc.fill_null(failed.take(last), False)
     missing = pa.scalar(None, pa.string())
@@ -159,6 +180,7 @@ def attempts_of(events: pa.Table) -> pa.Table:
         "retries": found["retries"],
         "root_id": events["root_id"].take(found["first_min"]),
         **{name: found[f"{name}_min"] for name in ("sent", "received", "started")},
+        "last_started": found["started_max"],
         "ended": time.take(last),
         "deliveries": found["deliveries_sum"],
         "eta": found["eta_max"],

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cystore.spark.reports.attempts import SCHEMA, ranked
-from cystore.spark.task_events import RETRIED
+from cystore.spark.reports.tries import tries
+from cystore.spark.task_events import RETRIED, UNCOUNTED
 
 PERCENTILES = (0.5, 0.95, 0.99)
 HOUR_US = 3_600_000_000
@@ -36,9 +37,11 @@ def tables_of(parts: Sequence[pa.RecordBatch], top: int) -> dict[str, pa.Table]:
 
 def joined(parts: pa.Table) -> pa.Table:
     """One row for each attempt, with its `wait` in seconds."""
-    parts = parts.combine_chunks()
+    parts = _with_tries(parts.combine_chunks())
     ended = _micros(parts["ended"])
-    by_end = np.argsort(ended, kind="stable")  # attempts that have not ended come last
+    counted = np.asarray(pc.invert(pc.is_in(parts["outcome"], pa.array(UNCOUNTED))))
+    # Attempts that have not ended come last; ends that are not counted come before all that are.
+    by_end = np.lexsort((ended, counted))
     place = np.empty(parts.num_rows, np.int64)
     place[by_end] = np.arange(parts.num_rows)
     texts = {name: ranked(parts[name]) for name in ("name", "root_id", "worker", "store")}
@@ -64,6 +67,26 @@ def joined(parts: pa.Table) -> pa.Table:
     )
 
 
+def _with_tries(parts: pa.Table) -> pa.Table:
+    """The parts, each with its try: that of an end may have begun in another part."""
+    lacking = pc.is_null(parts["retries"])
+    ids = parts["task_id"].filter(lacking)
+    if not len(ids):
+        return parts
+    some = np.flatnonzero(np.asarray(pc.is_in(parts["task_id"], ids.combine_chunks())))
+    begun = _micros(parts["last_started"])[some]
+    is_begin, is_lacking = ~np.isnan(begun), np.asarray(lacking)[some]
+    times = np.where(is_begin, begun, _micros(parts["ended"])[some])
+    by_time = np.lexsort((is_lacking, times))
+    order = some[by_time]
+    known = np.asarray(pc.fill_null(parts["retries"], 0)).copy()
+    task_ids = parts["task_id"].take(pa.array(order)).combine_chunks()
+    found = tries(task_ids, known[order], is_begin[by_time], is_lacking[by_time])
+    known[order] = np.asarray(pc.fill_null(found, 0))
+    at = parts.schema.get_field_index("retries")
+    return parts.set_column(at, parts.schema.field(at), pa.array(known, pa.int32()))
+
+
 def _waits(found: pa.Table) -> Numbers:
     sent, received, started = (_micros(found[f"{name}_min"]) for name in ("sent", "received", "started"))
     since = np.where(np.isnan(sent), received, sent)
@@ -82,7 +105,8 @@ def _floats(column: pa.ChunkedArray) -> Numbers:
 
 
 def _numbers(runs: pa.Table, by: str, *, hourly: bool) -> pa.Table:
-    runs = runs.filter(pc.and_(pc.is_valid(runs[by]), pc.is_valid(runs["outcome"])))
+    ended = pc.and_(pc.is_valid(runs["outcome"]), pc.invert(pc.is_in(runs["outcome"], pa.array(UNCOUNTED))))
+    runs = runs.filter(pc.and_(pc.is_valid(runs[by]), ended))
     ranks, distinct = ranked(runs[by])
     name = np.asarray(ranks)
     hour = np.asarray(runs["ended"].cast(pa.int64())) // HOUR_US if hourly else np.zeros(len(name), np.int64)

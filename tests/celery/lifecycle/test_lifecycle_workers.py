@@ -47,7 +47,7 @@ def awaited(fleet, task_id: str, is_whole: Callable[[list[Event]], bool]) -> lis
         found = life(fleet, task_id)
         if is_whole(found):
             return found
-        assert store.wait_log(position, PATIENCE_S), told(found)
+        assert store.wait_log(position, PATIENCE_S), list(told(found))
 
 
 def until(*wanted: str) -> Callable[[list[Event]], bool]:
@@ -114,6 +114,25 @@ def test_retries(fleet):
     assert retried[0]["exception"] == "SpecialError('not yet')"
     sent = [event.details for event in found if event.event == events.SENT]
     assert [details.get("retries") for details in sent] == [None, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        events.SUCCEEDED, events.FAILED, events.IGNORED, events.REJECTED, events.CHILD_LOST, events.TIMED_OUT,
+    ],
+)  # fmt: skip
+def test_each_end_says_which_try_it_ends_and_who_sent_it(fleet, how):
+    """Readers join on these fields. Some ends are told by the main process, which does not run the task."""
+    result = chain(fleet.task(work.add).s(1, 1), fleet.task(tasks.retries_and).si(how))()
+    found = awaited(fleet, result.id, lambda found: how in told(found))
+    end = the(found, how).details
+    assert (end.get("retries"), end.get("parent_id")) == (1, result.parent.id)
+    begun = [event.details for event in found if event.event == events.STARTED]
+    assert [(details.get("retries"), details["parent_id"]) for details in begun] == [
+        (None, result.parent.id),
+        (1, result.parent.id),
+    ]
 
 
 def test_ignored(fleet):

@@ -87,6 +87,24 @@ def dies_once(self: Task) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@shared_task(bind=True, acks_late=False)
+def retries_and(self: Task, how: str) -> str:
+    """Ends at its second try, in one of several ways."""
+    if self.request.retries == 0:
+        raise self.retry(countdown=0, time_limit=LIMIT_S if how == "TIMED_OUT" else None)
+    if how == "FAILED":
+        raise ValueError("the second time, too")
+    if how == "IGNORED":
+        raise Ignore("not worth it")
+    if how == "REJECTED":
+        raise Reject("not mine", requeue=False)
+    if how == "CHILD_LOST":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "TIMED_OUT":
+        _block()
+    return how
+
+
 @shared_task(base=BrokenHandler)
 def fails_twice() -> None:
     raise ValueError("in the task")
