@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 from uuid import UUID
@@ -152,12 +152,16 @@ def is_tombstone(message: Message) -> bool:
     return len(message.body) == 0
 
 
-def fold(records: Iterable[Message]) -> Message | None:
-    """The valid record among an id's records, given newest first; None if there is none since the last forget.
+def fold(
+    records: Iterable[Message], is_valid: Callable[[Message], bool] = lambda record: True
+) -> Message | None:
+    """The record that is the state of an id now, among the id's records, given newest first; None if there is none
+    since the last forget. `is_valid` says whether a record has not expired: an expired one is no state, and hides none.
 
-    The newest record is valid, except that a SUCCESS stays: if the broker redelivers the task after its worker was
+    The newest record is the state, except that a SUCCESS stays: if the broker redelivers the task after its worker was
     lost, the duplicate's later states change nothing. Of two successes the first one counts, because a client may have
-    read it already.
+    read it already. An expired record still ends the ones before it, a SUCCESS apart: a task whose failure has expired
+    is not STARTED again.
     """
     newest = success = None
     for record in records:
@@ -166,9 +170,20 @@ def fold(records: Iterable[Message]) -> Message | None:
         if record.properties.get(LATE):
             continue
         newest = newest or record
-        if record.tags == states.SUCCESS:
+        if record.tags == states.SUCCESS and is_valid(record):
             success = record
-    return success or newest
+    if success is not None or newest is None:
+        return success
+    return newest if is_valid(newest) else None
+
+
+def visible(records: Iterable[Message], is_valid: Callable[[Message], bool]) -> Iterator[Message]:
+    """The records of an id that readers see, newest first, given newest first: unexpired ones since the last forget."""
+    for record in records:
+        if is_tombstone(record):
+            return
+        if not record.properties.get(LATE) and is_valid(record):
+            yield record
 
 
 def compaction_keys(key: str, tag: str) -> tuple[str, ...]:

@@ -5,21 +5,31 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from functools import partial
+from itertools import dropwhile
+from typing import Any, Literal, NamedTuple
 
+from cystore import Message
+from cystore.celery import history
 from cystore.celery.base import events
 from cystore.celery.base.events import Event
 from cystore.celery.base.reading import Source
 from cystore.celery.history import Transition
+from cystore.celery.lifecycle import task_lives
 from cystore.celery.lifecycle.task_lives import (
     ENDS,
+    LATE_SENT_MS,
     Life,
+    Place,
     Remembered,
+    any_record,
     entries_of,
     folded,
-    life_of,
+    kept,
     moment_ms,
     number_of,
+    place_of,
+    runs_of,
     text_of,
 )
 
@@ -69,21 +79,60 @@ def _error_of(entry: Event | Transition) -> Iterator[object]:
     yield traceback
 
 
-def find(store: Source, newest_first: Iterable[Event | Transition], wanted: Wanted) -> Iterator[Life]:
+def find(
+    store: Source,
+    newest_first: Iterable[Event | Transition],
+    wanted: Wanted,
+    is_valid: Callable[[Message], bool] = any_record,
+) -> Iterator[Life]:
     """Tasks with the texts in their entries, newest match first. Both texts: each in some entry of the task."""
-    met = Remembered()
+    met: Remembered[None] = Remembered()
     first, other = (wanted.has_args, None) if wanted.error is None else (wanted.has_error, wanted.has_args)
     for entry in newest_first:
         task_id = entry.task_id
         if not task_id or task_id in met or not first(entry):
             continue
-        met.add(task_id)
+        met.add(task_id, None)
         found = entries_of(store, task_id)
         if wanted.args is None or other is None or any(map(other, found)):
-            yield folded(task_id, found or (entry,))
+            yield folded(task_id, found or (entry,), is_valid)
 
 
 # ---------------------------------------------------------------------------------------------- slowest
+
+
+class Run(NamedTuple):
+    """One run in the log: its task, and the place and time of its STARTED or of its end."""
+
+    task_id: str
+    at: Place
+    time_ms: int
+
+    @classmethod
+    def of(cls, event: Event) -> Run:
+        """The run that an event with an id begins or ends."""
+        return cls(event.task_id or "", place_of(event), event.time_ms)
+
+    def life(self, store: Source) -> Life | None:
+        """Its facts; None if the log has lost the event meanwhile. Of a task with very many entries those around the
+        event are looked at, and at last those from the event back."""
+        entries = partial(history.entries, store, task_id=self.task_id)
+        looks: tuple[Callable[[], Iterator[Event | Transition]], ...] = (
+            entries,
+            partial(entries, end_ms=self.time_ms + LATE_SENT_MS),
+            lambda: dropwhile(lambda entry: place_of(entry) != self.at, entries(end_ms=self.time_ms)),
+        )
+        cut: Life | None = None
+        for look in looks:
+            found = kept(look())
+            # The first run may lack its beginning there, and have a part of the second one.
+            whole = 0 if len(found) < task_lives.ENTRIES_KEPT else 2
+            for number, one in enumerate(runs_of(self.task_id, found)):
+                if self.at in (one.begun_at, one.ended_at):
+                    if number >= whole:
+                        return one
+                    cut = one
+        return cut
 
 
 class Slowest:
@@ -92,12 +141,12 @@ class Slowest:
 
     def __init__(self, limit: int, *, by_name: bool) -> None:
         self._limit, self._by_name = limit, by_name
-        self._heap: list[tuple[float, int, str, str]] = []  # seconds, place, id, name
-        self._names: dict[str, tuple[float, int, str, str]] = {}
+        self._heap: list[tuple[float, int, Any, str]] = []  # seconds, place, what took them, name
+        self._names: dict[str, tuple[float, int, Any, str]] = {}
 
-    def add(self, seconds: float, at: int, task_id: str, name: str | None) -> None:
+    def add(self, seconds: float, at: int, what: Any, name: str | None) -> None:
         """Adds the time of one run."""
-        one = (seconds, at, task_id, name or "")
+        one = (seconds, at, what, name or "")
         if self._by_name:
             self._names[one[3]] = max(one, self._names.get(one[3], one))
         elif not self._limit or len(self._heap) < self._limit:
@@ -105,10 +154,10 @@ class Slowest:
         else:
             heapq.heappushpop(self._heap, one)
 
-    def found(self) -> list[tuple[float, str]]:
-        """The times and their tasks' ids, largest first."""
+    def found(self) -> list[tuple[float, Any]]:
+        """The times and what took them, largest first."""
         ordered = sorted(self._names.values() if self._by_name else self._heap, reverse=True)
-        return [(seconds, task_id) for seconds, _, task_id, _ in ordered[: self._limit or None]]
+        return [(seconds, what) for seconds, _, what, _ in ordered[: self._limit or None]]
 
 
 def slowest(
@@ -121,35 +170,36 @@ def slowest(
         for event in newest_first:
             seconds = number_of(event.details, "runtime")
             if seconds is not None and event.task_id:
-                largest.add(seconds, event.physical_offset, event.task_id, event.name)
+                largest.add(seconds, event.physical_offset, Run.of(event), event.name)
     else:
         _waits(store, newest_first, largest)
-    lives = ((seconds, life_of(store, task_id)) for seconds, task_id in largest.found())
+    lives = ((seconds, run.life(store)) for seconds, run in largest.found())
     return [(seconds, life) for seconds, life in lives if life is not None]
 
 
 def _waits(store: Source, newest_first: Iterable[Event], largest: Slowest) -> None:
-    """Times between SENT and STARTED. A STARTED waits in memory for its SENT. If it has to make room, its SENT is
-    looked up by the id."""
-    began = Remembered()
+    """Times between SENT and STARTED of a try. A STARTED waits in memory for its SENT. It is looked up by its id if it
+    has to make room, and if an older STARTED of the same try shows that its message came again."""
+    began: Remembered[Event] = Remembered()
 
-    def look_up(task_id: str) -> None:
-        life = life_of(store, task_id)
-        if life is not None and life.wait_ms is not None:
-            largest.add(life.wait_ms / 1000, life.stage_at, task_id, life.name)
+    def look_up(event: Event | None) -> None:
+        life = None if event is None else Run.of(event).life(store)
+        if event is not None and life is not None and life.wait_ms is not None:
+            largest.add(life.wait_ms / 1000, event.physical_offset, Run.of(event), life.name)
 
     for event in newest_first:
-        task_id = event.task_id
-        if not task_id:
+        if not event.task_id:
             continue
+        key = f"{int(number_of(event.details, 'retries') or 0)} {event.task_id}"
         if event.event == events.STARTED:
-            forgotten = began.add(task_id, event.time_ms)
-            if forgotten is not None:
-                look_up(forgotten[0])
+            look_up(began.pop(key))
+            forgotten = began.add(key, event)
+            look_up(None if forgotten is None else forgotten[1])
             continue
-        started_ms = began.pop(task_id)
-        if started_ms is not None:
+        started = began.pop(key)
+        if started is not None:
             begin_ms = max(event.time_ms, moment_ms(text_of(event.details, "eta")) or 0)
-            largest.add(max(0, started_ms - begin_ms) / 1000, event.physical_offset, task_id, event.name)
-    for task_id in began:  # sent before the first event that was asked for
-        look_up(task_id)
+            seconds = max(0, started.time_ms - begin_ms) / 1000
+            largest.add(seconds, started.physical_offset, Run.of(started), event.name)
+    for event in began.values():  # sent before the first event that was asked for, or told late
+        look_up(event)

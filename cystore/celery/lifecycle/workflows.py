@@ -7,19 +7,21 @@ records), is a root of its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from cystore import Message
 from cystore.celery import history
 from cystore.celery.base import reading, records
 from cystore.celery.base.reading import Source
 from cystore.celery.chords import chord_runs
-from cystore.celery.lifecycle.task_lives import Life, life_of
+from cystore.celery.lifecycle.task_lives import Life, any_record, life_of
 
 ANCESTORS_MOST = 1000
 CHORD_RECORDS = 10_000  # the most records that are read of one group
 CHORDS_MOST = 100
+LifeAt = Callable[[str], Life | None]
 
 
 @dataclass(slots=True)
@@ -46,29 +48,35 @@ class Workflow:
     more: bool = False
 
 
-def workflow_of(store: Source, life: Life, limit: int) -> Workflow:
+def workflow_of(
+    store: Source, life: Life, limit: int, is_valid: Callable[[Message], bool] = any_record
+) -> Workflow:
     """The workflow of a task: the task, its ancestors, the newest others, and the other parts of their chords; at most
-    `limit` tasks."""
+    `limit` tasks. `is_valid` says whether a result has not expired."""
+
+    def life_at(task_id: str) -> Life | None:
+        return life_of(store, task_id, is_valid)
+
     root_id = life.root_id or life.task_id
     found = {life.task_id: life}
-    _add_ancestors(store, life, found, limit)
-    more = _add_relatives(store, root_id, found, limit)
+    _add_ancestors(life_at, life, found, limit)
+    more = _add_relatives(store, life_at, root_id, found, limit)
     groups = dict.fromkeys(one.group_id for one in found.values() if one.group_id)
     chords = [chord for group in islice(groups, CHORDS_MOST) if (chord := chord_of(store, group)) is not None]
     return Workflow(root_id, list(_ordered(found, root_id)), chords, more)
 
 
-def _add_ancestors(store: Source, life: Life, found: dict[str, Life], limit: int) -> None:
+def _add_ancestors(life_at: LifeAt, life: Life, found: dict[str, Life], limit: int) -> None:
     above = life.parent_id
     while above and above not in found and len(found) < min(limit, ANCESTORS_MOST):
-        parent = life_of(store, above)
+        parent = life_at(above)
         if parent is None:
             return
         found[above] = parent
         above = parent.parent_id
 
 
-def _add_relatives(store: Source, root_id: str, found: dict[str, Life], limit: int) -> bool:
+def _add_relatives(store: Source, life_at: LifeAt, root_id: str, found: dict[str, Life], limit: int) -> bool:
     """Adds the tasks below the root, then the other parts of their chords and the tasks below these: a program that
     sends a chord gives each part a root of its own. Gives whether there are more."""
     links: dict[tuple[str, str], None] = {("root", root_id): None}
@@ -81,7 +89,7 @@ def _add_relatives(store: Source, root_id: str, found: dict[str, Life], limit: i
                 continue
             if len(found) >= limit:
                 return True
-            other = life_of(store, task_id)
+            other = life_at(task_id)
             if other is None:
                 continue
             found[task_id] = other

@@ -183,6 +183,111 @@ def test_slow(backend, rows, run, later):
     assert rows_of(run("slow", "--task", "none", "--json", code=1)) == []
 
 
+def once(backend, later, *, end, name=NAME, runtime=None, wait_ms=0, pid=7, tries=None, **details):
+    """One delivery of a message under one id, from its sending to its end."""
+    put(backend, events.SENT, "again", name, args=f"({runtime},)", retries=tries)
+    later(wait_ms)
+    for kind in (events.RECEIVED, events.STARTED):
+        put(backend, kind, "again", name, worker="w@h", pid=pid, retries=tries)
+    put(backend, end, "again", name, worker="w@h", pid=pid, runtime=runtime, **details)
+
+
+FACTS = ("name", "outcome", "args", "retries", "exception")
+
+
+def test_slow_shows_each_run_of_an_id_that_is_used_again(backend, rows, run, later):
+    """Seen: each row had the name, state, arguments and begin of the last run, and waits like "5.68 s" for 0.12."""
+    once(backend, later, end=events.FAILED, runtime=0.5, wait_ms=3_000, exception="E(1)", pid=1)
+    later(60_000)
+    once(backend, later, end=events.RETRIED, runtime=0.7, wait_ms=9_000, pid=2)
+    once(backend, later, end=events.FAILED, runtime=1.5, wait_ms=1_000, exception="E(2)", pid=3, tries=1)
+    later(120_000)
+    once(backend, later, end=events.SUCCEEDED, runtime=2.5, wait_ms=6_000, name="app.other", pid=4)
+    found = rows("slow")
+    assert [tuple(row.get(fact) for fact in FACTS) for row in found] == [
+        ("app.other", "SUCCEEDED", "(2.5,)", 0, None),
+        (NAME, "FAILED", "(1.5,)", 1, "E(2)"),
+        (NAME, "FAILED", "(0.5,)", 0, "E(1)"),
+    ]
+    assert [row["pid"] for row in found] == [4, 3, 1]
+    for row, wait_s in zip(found, (6, 1, 3), strict=True):
+        assert wait_s <= row["wait_s"] < wait_s + 1
+        assert row["sent_ms"] <= row["received_ms"] <= row["started_ms"] <= row["ended_ms"]
+    assert len({row["started_ms"] for row in found}) == 3
+    waits = rows("slow", "--by", "wait")
+    assert [int(row["wait_s"]) for row in waits] == [9, 6, 3, 1]
+    assert [row["pid"] for row in waits] == [2, 4, 1, 3]
+    assert "app.other" in run("slow", "--limit", "1").stdout
+    (shown,) = rows("timeline", "again")
+    assert (shown["name"], shown["outcome"], shown["pid"]) == ("app.other", "SUCCEEDED", 4)
+    assert 6 <= shown["wait_s"] < 7
+
+
+def test_a_message_that_comes_again_does_not_wait_since_it_was_sent(backend, rows, later):
+    """Its code had begun. What it waited for then is known: since its message went back, or since it came again."""
+    put(backend, events.SENT, "back")
+    put(backend, events.STARTED, "back", worker="w@h", pid=1)
+    later(60_000)
+    put(backend, events.CHILD_LOST, "back", worker="w@h", pid=1, requeue=True)
+    later(2_000)
+    put(backend, events.REDELIVERED, "back", worker="w@h")
+    put(backend, events.STARTED, "back", worker="w@h", pid=2)
+    put(backend, events.SUCCEEDED, "back", worker="w@h", pid=2, runtime=1)
+    put(backend, events.SENT, "prefetched")
+    put(backend, events.RECEIVED, "prefetched", worker="w@h")
+    later(5_000)
+    put(backend, events.REDELIVERED, "prefetched", worker="v@h")
+    put(backend, events.STARTED, "prefetched", worker="v@h", pid=3)
+    put(backend, events.SUCCEEDED, "prefetched", worker="v@h", pid=3, runtime=0.5)
+    assert [(row["task_id"], int(row["wait_s"])) for row in rows("slow")] == [("back", 2), ("prefetched", 5)]
+    assert [(row["task_id"], int(row["wait_s"])) for row in rows("slow", "--by", "wait")] == [
+        ("prefetched", 5), ("back", 2), ("back", 0),
+    ]  # fmt: skip
+    (shown,) = rows("timeline", "back")
+    assert int(shown["wait_s"]) == 2 and shown["retries"] == 0
+    (found,) = rows("diff", "back", "prefetched")
+    assert [int(one) for one in found["wait_s"]] == [2, 5] and found["whole_s"][0] < 3
+
+
+def test_an_end_belongs_to_the_run_of_its_process(backend, rows):
+    """Two workers run one message at the same time, because the visibility timeout is too short."""
+    put(backend, events.SENT, "twice")
+    put(backend, events.RECEIVED, "twice", worker="a@h")
+    put(backend, events.STARTED, "twice", worker="a@h", pid=1)
+    put(backend, events.REDELIVERED, "twice", worker="b@h")
+    put(backend, events.STARTED, "twice", worker="b@h", pid=2)
+    put(backend, events.SUCCEEDED, "twice", worker="a@h", pid=1, runtime=3)
+    put(backend, events.FAILED, "twice", worker="b@h", pid=2, runtime=2, exception="E()")
+    found = [(row["run_s"], row["worker"], row["pid"], row["outcome"]) for row in rows("slow")]
+    assert found == [(3, "a@h", 1, "SUCCEEDED"), (2, "b@h", 2, "FAILED")]
+
+
+def test_a_success_that_names_no_try_ends_the_newest_started_one(backend, rows):
+    """As versions before this one wrote it."""
+    for tries in (None, 1, 2):
+        for kind in (events.SENT, events.RECEIVED, events.STARTED):
+            put(backend, kind, "t", retries=tries, worker="w@h", pid=7)
+        if tries != 2:
+            put(backend, events.RETRIED, "t", retries=tries, worker="w@h", pid=7, runtime=1)
+    put(backend, events.SUCCEEDED, "t", worker="w@h", pid=7, runtime=2)
+    (found,) = rows("slow")
+    assert (found["retries"], found["outcome"], found["run_s"]) == (2, "SUCCEEDED", 2)
+    assert rows("timeline", "t")[0]["retries"] == 2
+    assert rows("top")[0]["retried"] == 2
+
+
+def test_a_run_before_very_many_others_is_found(backend, rows, monkeypatch):
+    monkeypatch.setattr(task_lives, "ENTRIES_KEPT", 8)
+    for number in range(6):
+        write(backend.store, [
+            event_message(kind, "t", NAME, pid=number, args=f"({number},)", runtime=runtime)
+            for kind, runtime in ((events.SENT, None), (events.STARTED, None), (events.FAILED, 10 - number))
+        ])  # fmt: skip
+    assert [(row["run_s"], row["pid"], row["args"]) for row in rows("slow")] == [
+        (10 - number, number, f"({number},)") for number in range(6)
+    ]
+
+
 def test_wait_of_a_task_that_was_due_later(backend, rows, later):
     put(backend, events.SENT, "due", eta="2020-01-01T00:00:00+00:00")
     later(1000)

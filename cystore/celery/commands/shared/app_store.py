@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -11,7 +11,7 @@ import click
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
-from cystore import MessageStore, StoreConfig, StoreConfigError, StoreError, StoreFormatError
+from cystore import Message, MessageStore, StoreConfig, StoreConfigError, StoreError, StoreFormatError
 from cystore.celery import replicas
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base.reading import Source, Stores
@@ -144,6 +144,11 @@ def reading_homes(ctx: click.Context, all_homes: bool) -> Iterator[Source]:
         yield Stores(by_home)
 
 
+def is_valid(ctx: click.Context) -> Callable[[Message], bool]:
+    """Says whether a result has not expired, by the app's settings."""
+    return _backend_of(ctx).expiry.is_valid
+
+
 def nothing_found(ctx: click.Context, what: str) -> NoReturn:
     """Ends the command with a note and exit code 1."""
     write_note(what)
@@ -152,7 +157,7 @@ def nothing_found(ctx: click.Context, what: str) -> NoReturn:
 
 def known_life(ctx: click.Context, store: Source, task_id: str) -> Life:
     """A task's life. Ends the command with a note and exit code 1 if the log does not know the task."""
-    life = life_of(store, task_id) if task_id else None
+    life = life_of(store, task_id, is_valid(ctx)) if task_id else None
     if life is None:
         nothing_found(ctx, f"the store knows no task {task_id!r}")
     return life

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from cystore.celery.base.reading import Placed, Source, Stores
+from cystore.celery.lifecycle import task_lives
 from cystore.celery.lifecycle.task_lives import Life
 from cystore.operate.output import one_line, time_text
 from cystore.operate.progress import progress
@@ -50,8 +51,11 @@ def duration_text(seconds: float) -> str:
 
 def life_object(life: Life) -> dict[str, Any]:
     """A life for programs, without unknown fields."""
-    told = {name: value for name, value in dataclasses.asdict(life).items() if value is not None}
-    del told["stage_at"]
+    told = {
+        name: value
+        for name, value in dataclasses.asdict(life).items()
+        if value is not None and name not in task_lives.NOT_SHOWN
+    }
     if life.wait_ms is not None:
         told["wait_s"] = life.wait_ms / 1000
     return told

@@ -80,10 +80,9 @@ def _fields(life: Life) -> list[Any]:
 
 
 def _times(life: Life) -> dict[str, float | None]:
-    """The values of TIMES: the wait of the last try, the run time of its code, and both together."""
-    whole = (
-        None if life.ended_ms is None or life.sent_ms is None else max(0, life.ended_ms - life.sent_ms) / 1000
-    )
+    """The values of TIMES: the wait of the last run, the run time of its code, and both together."""
+    begin_ms = life.sent_ms if life.again_ms is None else life.again_ms
+    whole = None if life.ended_ms is None or begin_ms is None else max(0, life.ended_ms - begin_ms) / 1000
     return {
         "wait_s": None if life.wait_ms is None else life.wait_ms / 1000,
         "runtime_s": life.runtime_s,

@@ -47,7 +47,9 @@ def command(
     with app_store.reading_homes(ctx, all_homes) as store:
         entries = history.entries(store, name=name, begin_ms=begin_ms, end_ms=end_ms)
         newest_first = task_display.watched(store, entries, lines_follow=True)
-        for life in islice(searches.find(store, newest_first, wanted), limit or None):
+        for life in islice(
+            searches.find(store, newest_first, wanted, app_store.is_valid(ctx)), limit or None
+        ):
             found = True
             _write(life, as_json)
     if not found:

@@ -38,7 +38,7 @@ def command(ctx: click.Context, task_id: str, limit: int, all_homes: bool, as_js
     """
     with app_store.reading_homes(ctx, all_homes) as store:
         life = app_store.known_life(ctx, store, task_id)
-        workflow = workflows.workflow_of(store, life, limit)
+        workflow = workflows.workflow_of(store, life, limit, app_store.is_valid(ctx))
     if as_json:
         for depth, one in workflow.tasks:
             write_json({"kind": "task", "depth": depth, **task_display.life_object(one)})

@@ -65,7 +65,7 @@ def command(
             lines_follow=True,
         )
         read = store.by_home if isinstance(store, history.Stores) else ()
-        here = task_lives.unfinished(store, newest_first, before_ms)
+        here = task_lives.unfinished(store, newest_first, before_ms, app_store.is_valid(ctx))
         for life in here:
             if life.home and life.home not in read:
                 elsewhere += 1
