@@ -369,30 +369,24 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     # ------------------------------------------------------------------------------------------ reading
 
     def latest(self, task_id: str, topic: str = records.RESULTS) -> Message | None:
-        """The valid record of an id; None if there is none, or if it expired."""
-        store = self.store
-        message = records.fold(records.records_of(store, topic, records.key_of(task_id)))
-        return message if message is not None and self.expiry.is_valid(message) else None
+        """The record that is the state of an id now; None without one."""
+        known = records.records_of(self.store, topic, records.key_of(task_id))
+        return records.fold(known, self.expiry.is_valid)
 
     def latest_of(self, task_ids: Iterable[str]) -> dict[str, Message]:
-        """`latest` of many tasks, with one look at the store. Ids without a valid record are left out."""
+        """`latest` of many tasks, with one look at the store. Ids without a state are left out."""
         store, ids = self.store, {records.key_of(task_id): task_id for task_id in task_ids}
         found = {}
         for key, known in records.records_of_many(store, records.RESULTS, ids).items():
-            message = records.fold(known)
-            if message is not None and self.expiry.is_valid(message):
+            message = records.fold(known, self.expiry.is_valid)
+            if message is not None:
                 found[ids[key]] = message
         return found
 
-    def all_states(self, task_id: str) -> list[Message]:
+    def all_states(self, task_id: str, topic: str = records.RESULTS) -> list[Message]:
         """The unexpired records of an id since its last forget, oldest first."""
-        found = []
-        for message in records.records_of(self.store, records.RESULTS, records.key_of(task_id)):
-            if records.is_tombstone(message):
-                break
-            if not message.properties.get(records.LATE) and self.expiry.is_valid(message):
-                found.append(message)
-        return found[::-1]
+        known = records.records_of(self.store, topic, records.key_of(task_id))
+        return [*records.visible(known, self.expiry.is_valid)][::-1]
 
     def meta_of(self, message: Message) -> dict[str, Any]:
         """The meta in a record, as Celery wants it. Raises kombu's ContentDisallowed for a serializer that the app

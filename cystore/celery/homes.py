@@ -474,7 +474,8 @@ def _changes_nothing(backend: CystoreBackend, one: dict[str, Any]) -> bool:
     if one["topic"] != records.RESULTS or not one["body"]:
         return False
     key = one["keys"][0]
-    newest = records.fold(backend.store.whole.query(records.RESULTS, key, records.FIRST_LOOK))
+    known = backend.store.whole.query(records.RESULTS, key, records.FIRST_LOOK)
+    newest = records.fold(known, backend.expiry.is_valid)
     if newest is None:
         newest = backend.latest(records.id_of(key))
     if newest is None or newest.tags not in states.READY_STATES:

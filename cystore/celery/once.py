@@ -239,17 +239,18 @@ class Once(Task):
 
     def _succeeded(self, key: str, task_id: str) -> Message | None:
         """The record of a SUCCESS with this key that holds: within the window, not expired and not forgotten."""
-        backend, window_s = self.backend, self.once.get("window_s")
-        if self.once.get("keys") is None:
+        backend, window_s, keys = self.backend, self.once.get("window_s"), self.once.get("keys")
+        if keys is None:
             ids = [task_id]
         else:
             ids = [records.id_of(message.keys[0]) for message in backend.store.query(records.RESULTS, key, 1)]
         for one in ids:
-            found: Message | None = backend.latest(one)
-            if found is None or found.tags != states.SUCCESS:
-                continue
-            if window_s is None or clock.now_ms() - (found.store_timestamp_ms or 0) < 1000 * window_s:
-                return found
+            for found in backend.all_states(one):
+                # The id may have been used again, for a call with another key.
+                if found.tags == states.SUCCESS and (keys is None or key in found.keys):
+                    age_ms = clock.now_ms() - (found.store_timestamp_ms or 0)
+                    if window_s is None or age_ms < 1000 * window_s:
+                        return found
         return None
 
 

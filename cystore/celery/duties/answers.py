@@ -19,7 +19,7 @@ from typing import Any
 
 from celery import states
 
-from cystore import CorruptRecordError, Message, MessageStore, OffsetError, StoreError
+from cystore import Message, MessageStore, StoreError
 from cystore.celery import homes
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base import greenlets, records
@@ -281,19 +281,12 @@ class ReadService:
         return _found_in(task_id, message)
 
     def _part(self, request: Request, at: int, begin: int) -> Found:
-        """The rest of one result. The request names its place, which may be wrong: a record of that id must be
-        there."""
+        """The rest of one result. The request names its place, which may be wrong: a record of that id, which readers
+        see, must be there."""
         (task_id,) = request.ids
-        try:
-            message = self._store.read(at)
-        except (OffsetError, CorruptRecordError):
-            return Found(task_id)
-        if (
-            message.topic != TOPICS[request.topic]
-            or records.key_of(task_id) not in message.keys
-            or not self._backend.expiry.is_valid(message)
-            or not begin < len(message.body) <= RESULT_BYTES_MOST
-        ):
+        known = self._backend.all_states(task_id, TOPICS[request.topic])
+        message = next((one for one in known if one.physical_offset == at), None)
+        if message is None or not begin < len(message.body) <= RESULT_BYTES_MOST:
             return Found(task_id)
         return _found_in(task_id, message, begin, message.body[begin : begin + PART_BYTES])
 

@@ -28,7 +28,7 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 from cystore import Message, OffsetError
 from cystore.celery.base import greenlets
 from cystore.celery.base.identity import is_replica
-from cystore.celery.base.records import RESULTS, id_of, is_tombstone, key_of
+from cystore.celery.base.records import RESULTS, fold, id_of, key_of, visible
 from cystore.celery.homes import FAILURES, ids_of
 from cystore.celery.routing.other_homes import HomeLooks
 from cystore.celery.versions import waiting_on
@@ -391,17 +391,33 @@ class ResultConsumer(BaseResultConsumer):
         self._failures += everything  # records that are not read one by one may contain failures
         end = store.wrote_position
         try:
-            for message in store.scan(self._position, end):
-                if message.topic == RESULTS:
-                    self._failures += message.tags in states.PROPAGATE_STATES
-                    if self._is_awaited(message):
-                        found.append(message)
+            found += self._scanned(store, end)
         except OffsetError:
             # Cleaning overtook a reader that was away for long: the index knows the rest.
             self._failures += 1
             found += self._known_of(list(self._awaited))
         self._position = end
         return [message for message in found if self._ends_a_wait(message)]
+
+    def _scanned(self, store: MessageStore, end: int) -> list[Message]:
+        """The states of awaited ids in the log from the position to `end`, in the order of the log."""
+        read: dict[str, list[Message]] = {}
+        for message in store.scan(self._position, end):
+            if message.topic == RESULTS:
+                self._failures += message.tags in states.PROPAGATE_STATES
+                for task_id in map(id_of, message.keys):
+                    if task_id in self._awaited:
+                        read.setdefault(task_id, []).append(message)
+                        break
+        found: list[Message] = []
+        is_valid = self.backend.expiry.is_valid
+        for task_id, known in read.items():
+            if task_id in self._listeners:
+                found += visible(reversed(known), is_valid)
+            else:
+                state = fold(reversed(known), is_valid)
+                found += () if state is None else (state,)
+        return sorted(found, key=lambda message: message.physical_offset or 0)
 
     def _known_of(self, task_ids: list[str]) -> list[Message]:
         """The store's records of some ids, with one look for all: the valid one of each; for an id with a listener all
@@ -415,9 +431,6 @@ class ResultConsumer(BaseResultConsumer):
             message = self.backend.latest(silent[0])
             return found if message is None else [*found, message]
         return [*found, *self.backend.latest_of(silent).values()] if silent else found
-
-    def _is_awaited(self, message: Message) -> bool:
-        return not is_tombstone(message) and any(id_of(key) in self._awaited for key in message.keys)
 
     def _ends_a_wait(self, message: Message) -> bool:
         """Whether a record makes a result ready, or a listener wants it."""

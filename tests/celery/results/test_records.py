@@ -77,6 +77,16 @@ def test_what_came_too_late_from_another_host_changes_nothing(rows):
     assert records.fold(reversed(written)) is replayed([one for one in written if not one.properties])
 
 
+@given(st.lists(st.sampled_from(STATES)), st.integers(0, 8))
+def test_expired_records_are_as_if_they_had_never_been(names, expired):
+    written = [Record(name, b"" if name == records.FORGET else b"{}") for name in names]
+    valid = {id(one) for one in written[expired:]}
+    found = records.fold(reversed(written), lambda record: id(record) in valid)
+    assert found is replayed(written[expired:])
+    shown = [*records.visible(reversed(written), lambda record: id(record) in valid)][::-1]
+    assert found in (shown or [None])
+
+
 def test_a_state_of_the_apps_own_may_have_the_tombstones_name():
     written = [Record(states.STARTED), Record(records.FORGET, b"{}")]
     assert records.fold(reversed(written)) is written[1]
