@@ -193,15 +193,21 @@ def stores_of(
         if isinstance(place, MessageStore):
             found[place] = None
             continue
-        text = path_text(place)
-        is_pattern = glob.has_magic(text) and not os.path.lexists(text)
-        matches = sorted(glob.glob(text)) if is_pattern else [text]
-        if not matches:
-            raise StoreFormatError("no store matches", path=text)
-        found |= dict.fromkeys(Path(os.path.realpath(match)) for match in matches)
+        found |= dict.fromkeys(map(Path, places_of(path_text(place))))
     if not found:
         raise StoreConfigError("no store to read: give a path, a glob or several of them")
     return list(found)
+
+
+def places_of(text: str) -> list[str]:
+    """The places on this host that a path or a glob names, with every link resolved, in order. A name that exists is
+    that place, whatever its characters are; only otherwise `*`, `?` and `[...]` make a glob. Raises StoreFormatError
+    for a glob without a match."""
+    is_pattern = glob.has_magic(text) and not os.path.lexists(text)
+    matches = sorted(glob.glob(text)) if is_pattern else [text]
+    if not matches:
+        raise StoreFormatError("no store matches", path=text)
+    return [os.path.realpath(match) for match in matches]
 
 
 def path_text(place: object) -> str:

@@ -134,7 +134,10 @@ class ObjectStore:
                 raise StoreFormatError(f"there is no bucket {bucket}", path=url)
 
     def matching(self, pattern: str) -> list[str]:
-        """The folders whose URL matches a pattern with `*`, `?` or `[...]`, in order; a URL without these alone."""
+        """The folders whose URL matches a pattern with `*` or `[...]`, in order. A URL without these, and one that is
+        the name of a folder, stands for itself."""
+        if not _MAGIC.search(pattern) or self._is_folder(pattern):
+            return [pattern]
         root = f"{self.scheme}://{self.host}"
         found = [root]
         for part in pattern.removeprefix(root).strip("/").split("/"):
@@ -148,8 +151,6 @@ class ObjectStore:
                 ]
             else:
                 found = [f"{at}/{part}" for at in found]
-        if not _MAGIC.search(pattern):
-            return found
         return [url for url, there in zip(found, in_parallel(self._is_folder, found), strict=True) if there]
 
     def _is_folder(self, url: str) -> bool:

@@ -5,7 +5,6 @@ This module refuses every user error before it opens anything, with a StoreConfi
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cystore.columns.arrow import FOREVER, OnCorruption
+from cystore.columns.arrow import FOREVER, OnCorruption, places_of
 from cystore.columns.object_store import ObjectStore, in_parallel, is_url
 from cystore.config import StoreConfig
 from cystore.errors import StoreConfigError, StoreFormatError
@@ -117,11 +116,14 @@ class ReadOptions:
         for pattern in self.patterns:
             if not self._by_url(pattern):
                 continue
-            url = pattern if is_url(pattern) else f"file://{os.path.abspath(pattern)}"
-            object_store, url = ObjectStore.of(url, dict(self.storage))
-            matches = object_store.matching(url)
-            if not matches:
-                raise StoreFormatError("no store matches", path=url)
+            if is_url(pattern):
+                object_store, url = ObjectStore.of(pattern, dict(self.storage))
+                matches = object_store.matching(url)
+                if not matches:
+                    raise StoreFormatError("no store matches", path=url)
+            else:
+                object_store = ObjectStore("file", "", tuple(sorted(self.storage.items())))
+                matches = [f"file://{place}" for place in places_of(pattern)]
             found.update(dict.fromkeys(matches, object_store))
         return [(found[url], url) for url in sorted(found)]
 
@@ -132,10 +134,7 @@ class ReadOptions:
         """The stores that the patterns name now, absolute, except URLs. Raises StoreFormatError for a missing one."""
         found: list[str] = []
         for pattern in (pattern for pattern in self.patterns if not self._by_url(pattern)):
-            matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
-            if not matches:
-                raise StoreFormatError("no store matches", path=pattern)
-            found += [os.path.realpath(match) for match in matches]
+            found += places_of(pattern)
         for path in found:
             if not Path(path).is_dir():
                 raise StoreFormatError("there is no store here", path=path)

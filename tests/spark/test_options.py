@@ -21,8 +21,9 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from cystore.columns.arrow import FOREVER, RowFilter
+from cystore.columns.arrow import FOREVER, RowFilter, stores_of
 from cystore.errors import StoreConfigError, StoreFormatError
+from cystore.spark.jobs.running import existing_stores
 from cystore.spark.options import EARLIEST, LATEST, Bound, parse, parse_any
 from cystore.spark.source.pushdown import narrowed
 
@@ -192,3 +193,35 @@ def test_filters_hold_together():
 def test_a_secret_has_the_name_that_its_file_system_knows():
     options = parse({"path": "s", "fs.secret.account_key": "k", "fs.access_key": "a"}, stream=False)
     assert options.storage == {"account_key": "k", "access_key": "a"}
+
+
+ODD_NAMES = ["a[1]", "q?", "star*", "br{x,y}", "back\\slash", "per%20cent", "sp ace"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_path_that_exists_is_that_path_for_every_reader(tmp_path, name):
+    """Beside a store that it would match as a glob. Only a path that names nothing is a glob."""
+    others = ["a1", "qx", "star1", "brx", "backslash", "per cent", "sp"]
+    for folder in (name, *others):
+        (tmp_path / folder).mkdir()
+    place = str(tmp_path / name)
+    assert parse({"path": place}, stream=False).paths() == [place]
+    assert list(map(str, stores_of(place))) == [place]
+    assert existing_places(place) == [place]
+    for given in (
+        {"path": place, "sealedSegments": "true"},
+        {"path": f"file://{place}", "sealedSegments": "true"},
+    ):
+        sealed = parse(given, stream=False)
+        assert [url for _, url in sealed.urls()] == [f"file://{place}"]
+    glob = str(tmp_path / "[aq]?")
+    both = [str(tmp_path / "a1"), *sorted(str(tmp_path / one) for one in {"q?", "qx"} & {name, *others})]
+    assert parse({"path": glob}, stream=False).paths() == both
+    assert list(map(str, stores_of(glob))) == both
+
+
+def existing_places(place: str) -> list[str]:
+    """The stores that a job would read; these folders are none."""
+    with pytest.raises(StoreFormatError, match="the directory is not a store") as error:
+        existing_stores(place)
+    return [str(error.value.path)]

@@ -88,12 +88,18 @@ def check_is_store(root: Path) -> None:
 def check_outside_of_stores(root: Path, folders: Iterable[Path]) -> None:
     """Raises StoreConfigError for a folder of a store's log that lies in the directory of another store."""
     for folder in folders:
-        for above in folder.parents:
-            with files.translated(above):
-                if str(above) != str(root) and (_has_checkpoint(above) or _has_manifest(above)):
-                    raise StoreConfigError(
-                        f"a folder of the log must not lie in another store, {above}", path=folder
-                    )
+        above = store_above(folder, but=root)
+        if above is not None:
+            raise StoreConfigError(f"a folder of the log must not lie in another store, {above}", path=folder)
+
+
+def store_above(folder: Path, but: Path | None = None) -> Path | None:
+    """The directory of a store, other than `but`, in which a folder lies; None if it lies in none."""
+    for above in folder.parents:
+        with files.translated(above):
+            if above != but and (_has_checkpoint(above) or _has_manifest(above)):
+                return above
+    return None
 
 
 def _length(path: Path) -> int | None:

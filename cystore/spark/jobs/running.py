@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import glob
 import os
 import re
 import signal
@@ -24,10 +23,12 @@ from typing import Any, NamedTuple, TypeVar
 from pyspark.sql import SparkSession
 
 from cystore import errors
+from cystore.columns.arrow import places_of
 from cystore.columns.object_store import is_url
 from cystore.config import StoreConfig
 from cystore.config_sources import resolve
 from cystore.derived.reading.snapshot import PIECE_BYTES
+from cystore.engine.inspect.recognize import store_above
 from cystore.operate import facts
 from cystore.operate.command import add_settings, real_path, store_config, store_path
 from cystore.operate.progress import Report
@@ -125,16 +126,13 @@ def existing_stores(patterns: str | Sequence[str]) -> list[Path]:
     for pattern in map(local_path, [patterns] if isinstance(patterns, str) else patterns):
         if is_url(pattern):
             continue
-        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
-        if not matches:
-            raise errors.StoreFormatError("no store matches", path=pattern)
-        found += map(existing_store, matches)
+        found += map(existing_store, places_of(pattern) if pattern else [pattern])
     return found
 
 
 def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
     """The folder of this host that a job writes to, with every link resolved. Raises StoreConfigError for a URL, for a
-    file, and for a store, a folder inside a store or a folder that contains one."""
+    file, for a folder that contains one of the stores, and for a folder that is or lies in any store."""
     text = local_path(os.fspath(folder))
     if not text:
         raise errors.StoreConfigError("name the folder to write to: its path is empty")
@@ -149,6 +147,9 @@ def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
             raise errors.StoreConfigError(
                 f"{place} and the store {store} must not contain each other: name another folder"
             )
+    above = store_above(place / "inside")
+    if above is not None:
+        raise errors.StoreConfigError(f"{place} is or lies in the store {above}: name another folder")
     return place
 
 

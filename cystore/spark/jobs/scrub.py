@@ -30,6 +30,7 @@ from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.spark.jobs.running import (
     add_store_arguments,
+    outside_of,
     own_session,
     range_bytes_for,
     run_parts,
@@ -147,11 +148,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Runs the command; returns its summary, with the first damaged ranges."""
     settings = settings_given(options)
     facts.state(options.path)  # an error here costs no session
+    output = None if options.output is None else outside_of([options.path], options.output)
     size = None if options.range_mib is None else options.range_mib << 20
     with own_session("scrub", options.master, options.conf) as spark:
         result = scrub(spark, options.path, range_bytes=size, report=options.report, **settings)
-        if options.output is not None:
-            result.frame(spark).write.parquet(options.output)
+        if output is not None:
+            result.frame(spark).write.parquet(str(output))
     rows: Iterable[dict[str, Any]] = map(_row, result.damage[:ROWS_SHOWN])
     return {**result.summary, "damage": list(rows)}
 
