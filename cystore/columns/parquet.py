@@ -40,6 +40,7 @@ from cystore.system import files
 WRITE_BYTES = 128 * 1024 * 1024  # of rows in memory at once
 READ_ROWS = 16 * 1024
 EPOCH = date(1970, 1, 1)
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # in a folder's name: the value is missing
 DAYS = 1 << 32  # more than a date32 can hold
 EVERYTHING = RowFilter(in_queue=False)
 OF_LOG = tuple(name for name in COLUMNS if name != "store")
@@ -153,14 +154,14 @@ def _date(days: int) -> str:
     try:
         return str(EPOCH + timedelta(days=days))
     except OverflowError:
-        return "__HIVE_DEFAULT_PARTITION__"
+        return HIVE_NULL
 
 
 def _write_file(rows: pa.Table, topic: str, day: str, run: Path, data: Path) -> ArchivedFile:
     physical = pc.min_max(rows["physical_offset"]).as_py()
     # The name belongs to this attempt alone: if Spark starts a task twice, the second replaces no verified file.
     name = f"{range_name(physical['min'], physical['max'])}-{uuid.uuid4().hex[:12]}.parquet"
-    path = data / f"topic={quote(topic, safe='')}" / f"date={day}" / name
+    path = data / f"topic={_folder_value(topic)}" / f"date={day}" / name
     sink = pa.BufferOutputStream()
     pq.write_table(
         rows,
@@ -247,6 +248,12 @@ def _read_whole(data: Path, one: ArchivedFile) -> pa.Table:
             "a file has rows of another topic than its folder; nothing was released", path=path
         )
     return rows.select(OF_LOG).cast(pa.schema([(n, COLUMNS[n]) for n in OF_LOG]))
+
+
+def _folder_value(topic: str) -> str:
+    """A topic in a folder's name. The name that Hive gives to a missing value is escaped: Spark and DuckDB then read it
+    as the topic that it is."""
+    return f"%5F{topic[1:]}" if topic == HIVE_NULL else quote(topic, safe="")
 
 
 def topic_of(path: str) -> str:

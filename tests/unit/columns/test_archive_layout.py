@@ -15,6 +15,7 @@ pytest.importorskip("pyarrow", reason="pip install 'cystore[arrow]'")
 
 import pyarrow.parquet as pq
 
+import cystore
 from cystore.columns.archiver import archive_store
 from cystore.columns.parquet import IN_FILES
 from cystore.services.retention.archive_mark import content_of, render_manifest
@@ -86,6 +87,41 @@ def test_an_archive_of_several_runs_is_read_with_no_option(tmp_path, reader):
         expected = rows_of(log_rows(store, store.archived().up_to).select(["topic", "partition", "offset"]))
     assert len(expected) > 400
     assert reader(tmp_path / "a" / "data") == expected
+
+
+ODD = (
+    "__HIVE_DEFAULT_PARTITION__",
+    "_x",
+    "%",
+    "%5F_HIVE_DEFAULT_PARTITION__",
+    "null",
+    "1",
+    "2026-01-31",
+    "A",
+    "a",
+)
+
+
+def test_topics_that_have_a_meaning_in_a_folders_name_stay_what_they_are(tmp_path):
+    """Hive's name of a missing value is a legal topic. Arrow and polars unescape a folder's name before they compare
+    it, so they show this topic alone as missing."""
+    with open_small(tmp_path / "s", **EXPIRED) as store:
+        store.put_many([cystore.Message(topic=ODD[n % len(ODD)], body=b"x" * 300) for n in range(360)])
+        store.flush()
+        archive_store(store, tmp_path / "a", all_sealed=True)
+        expected = log_rows(store, store.archived().up_to)
+        assert archive_rows(store).equals(expected)
+    expected = rows_of(expected.select(["topic", "partition", "offset"]))
+    assert {topic for topic, *_ in expected} == set(ODD)
+    assert by_duckdb(tmp_path / "a" / "data") == expected
+    for reader in (pq.read_table, _by_polars):
+        found = reader(tmp_path / "a" / "data")["topic"].to_pylist()
+        assert {ODD[0] if topic is None else topic for topic in found} == set(ODD)
+        assert found.count(None) == sum(topic == ODD[0] for topic, *_ in expected)
+
+
+def _by_polars(data: Path) -> Any:
+    return pytest.importorskip("polars").read_parquet(data).to_arrow()
 
 
 def test_an_old_archive_is_migrated_by_the_next_run(tmp_path):

@@ -107,6 +107,16 @@ def test_a_table_is_the_log_column_for_column_for_every_reader(tmp_path, format)
         assert by_duckdb(table) == by_polars(table) == plain > 100
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_hives_name_of_a_missing_value_is_a_topic_like_others(tmp_path, format):
+    with open_small(tmp_path / "s", **EXPIRED) as store:
+        names = ("__HIVE_DEFAULT_PARTITION__", "%", "plain")
+        store.put_many([cystore.Message(topic=names[n % 3], body=b"x" * 300) for n in range(200)])
+        store.flush()
+        done = archive_store(store, tmp_path / "a", format=format, all_sealed=True)
+        check_table(store, tmp_path / "a", log_rows(store, done.archived_up_to))
+
+
 def test_a_table_lies_in_a_folder_of_any_name_that_its_library_finds(tmp_path):
     with open_small(tmp_path / "s", **EXPIRED) as store:
         put_some(store)
