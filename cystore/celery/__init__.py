@@ -5,6 +5,7 @@ result_backend = "cystore:///var/lib/app/store"
 May import `cystore.celery.commands` and what is below it: docs/architecture.md.
 """
 
+from importlib import import_module
 from typing import Any
 
 from cystore.celery import (
@@ -14,7 +15,7 @@ from cystore.celery import (
 
 
 def __getattr__(name: str) -> Any:
-    """`Once` and `install`, which most programs do not need."""
+    """`Once`, `install` and `spark_tasks`, which most programs do not need."""
     if name == "Once":
         from cystore.celery.once import Once
 
@@ -23,4 +24,6 @@ def __getattr__(name: str) -> Any:
         from cystore.celery.tasks import install
 
         return install
+    if name == "spark_tasks":
+        return import_module("cystore.celery.spark_tasks")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

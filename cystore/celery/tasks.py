@@ -16,7 +16,6 @@ from typing import Any
 
 from celery import shared_task, signals
 
-from cystore.celery import spark_tasks as spark_tasks  # a worker takes those too
 from cystore.celery.base import queues
 from cystore.celery.duties import duty_runs, ticks
 from cystore.celery.duties.duty_runs import Duty

@@ -25,6 +25,7 @@ DUTIES, SETTINGS = (
     "CYSTORE_TEST_DUTIES",
     "CYSTORE_TEST_SETTINGS",
 )  # how often beat looks after the duties, in s; further settings as JSON
+SPARK = "CYSTORE_TEST_SPARK"  # the jobs of cystore.spark are tasks, too
 QUEUE = "cystore_tests"
 REDELIVER_AFTER = "CYSTORE_TEST_REDELIVER_AFTER_S"
 # Redis redelivers a message that no worker acknowledged within this time. On a busy machine a short time redelivers
@@ -287,6 +288,11 @@ if BROKER in os.environ:
         from cystore.celery.tasks import install
 
         install(app, float(os.environ[DUTIES]))
+
+    if os.environ.get(SPARK):
+        from cystore.celery import spark_tasks
+
+        spark_tasks.install(app)
 
     @signals.worker_init.connect(weak=False)
     def open_in_the_main_process(**_: object) -> None:
