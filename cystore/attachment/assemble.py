@@ -86,9 +86,11 @@ def compose(
         buffers = BufferPool(root, manifest.snapshot().store_id, control, config)
         committer = Committer(control, commit_log.files, buffers, config)
         control.committer = committer.commit_to
-    allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root), buffers)
+    allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root, control), buffers)
     flusher = Flusher(root, control, commit_log, checkpoint, config)
-    derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
+    derived_flusher = DerivedFlusher(
+        root, control, queues, index, checkpoint, flusher, config, allocator.headroom_is_gone
+    )
     filters = None
     if config.enable_consume_queue_ext and mode is not Mode.PRIVATE:
         filters = KnownFilters(control, manifest, config)
@@ -101,6 +103,7 @@ def compose(
         given_up=lambda: manifest.snapshot().given_up,
         more_queues=allocator.more_queues,
         filters=filters,
+        keep_headroom=allocator.keep_headroom if mode is Mode.WRITE else None,
     )
     control.on_repair("dispatch", dispatcher.repair)
     control.on_repair("append", partial(repair_append, control, commit_log, buffers))

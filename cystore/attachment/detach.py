@@ -20,6 +20,9 @@ from cystore.system import files
 
 log = logging.getLogger("cystore")
 
+SCARCE_BYTES = (
+    256 * 1024 * 1024
+)  # free on the disk: with less, the next open may find none, and `headroom` stays
 REPAIRED = ("dispatch", "append", "deliver")  # locks, in the order in which a detach repairs them
 
 
@@ -137,7 +140,10 @@ def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None
     if not _shut_down_derived(attachment):
         return None  # the log alone determines queues and index
     failpoint("detach.flushed")
-    files.remove(root / HEADROOM_NAME, durable=False)
+    if files.free_space(root)[0] >= SCARCE_BYTES:
+        files.remove(root / HEADROOM_NAME, durable=False)
+    elif not (root / HEADROOM_NAME).exists():
+        files.move(root / CONTROL_NAME, root / HEADROOM_NAME)
     files.remove(root / CONTROL_NAME)
     failpoint("detach.control_removed")
     files.remove(root / ABORT_NAME)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cystore._native.append.appender import Appender
 from cystore._native.derived.delay import Delivered
@@ -21,7 +22,7 @@ from cystore.derived.files.known_queues import forget_known_queues
 from cystore.engine.files.log_folders import begin_log_folders
 from cystore.engine.files.segments import Mode
 from cystore.engine.inspect.recognize import check_outside_of_stores
-from cystore.engine.log.allocate import CONTROL_NAME, HEADROOM_NAME
+from cystore.engine.log.allocate import CONTROL_NAME, HEADROOM_NAME, without_room
 from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.engine.manifest.manifest_file import FILE_NAME as MANIFEST
 from cystore.engine.manifest.store_settings import effective_at, enter_settings
@@ -31,13 +32,17 @@ from cystore.errors import (
     StoreError,
     StoreFormatError,
     StoreFullError,
+    StoreLockedError,
+    StoreNotWritableError,
 )
 from cystore.ha.epochs.history import doubt_history
 from cystore.ha.role import check_pooled, enter_role
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.services.retention.carry_over import carry_over
 from cystore.system import files, platform
+from cystore.system.file_system import FileSystem
 from cystore.system.ranges import unreadable_ranges
+from cystore.system.ranges.file_ranges import made_from
 from cystore.system.store_lock import StoreLocks
 
 if TYPE_CHECKING:
@@ -54,17 +59,108 @@ def recover_and_build(
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment:
     """For the only process in the store: recovers, builds the control block, dispatches the tail, and makes all of it
-    durable."""
+    durable.
+
+    Where a full disk does not let it, recovery gets the reserved space, and then that of expired segments. Raises
+    StoreFullError if that does not help.
+    """
+    abort = root / ABORT_NAME
+    marked = abort.exists()
+    for make_room in (lend_headroom, partial(free_expired, config=config)):
+        try:
+            return _recover_and_build(root, config, locks, revive, progress)
+        except StoreFullError as error:
+            if not marked:
+                files.remove(abort, durable=False)
+            log.warning("%s: the disk is too full to open the store: %s", root, error)
+            if not make_room(root):
+                raise
+    return _recover_and_build(root, config, locks, revive, progress)
+
+
+def lend_headroom(root: Path) -> bool:
+    """Gives the reserved space to recovery. `keep_headroom` reserves it again before anything else grows."""
+    files.remove(root / HEADROOM_NAME, durable=False)
+    return True
+
+
+def free_expired(root: Path, config: StoreConfig, *, forcibly: bool = False) -> int:
+    """For the only process in a store that a full disk does not let it open: removes the segments that a clean would
+    remove; returns their number. Needs no new space. `forcibly`: the oldest segment, although it has not expired.
+
+    The store is recovered in private memory. Only segments go whose records have entries in the files of the queues: so
+    each queue continues to count from there.
+    """
+    from cystore.recovery.recover import recover
+
+    if look(root).facts is None:
+        return 0  # the log's begin cannot be entered in place
+    config = effective_at(config, root)
+    state = recover(root, config, Mode.PRIVATE, abnormal=(root / ABORT_NAME).exists(), with_index=False)
+    private = Manifest.private(root, state.damaged_ranges, state.given_up)
+    carry_over(root, private)
+    attachment = build(root, config, Mode.PRIVATE, state, private, None, _no_appender)
+    try:
+        attachment.control.flushed = state.watermark
+        attachment.delivered.load(writable=False)
+        cleaner, segments = attachment.cleaner, attachment.commit_log.files
+        end = cleaner.log.end_of_removable(1 if forcibly else None, cleaner.needs(), forced=forcibly)
+        gone = [base for base in segments.refresh() if base + segments.file_bytes <= end]
+        if gone:
+            file_system = FileSystem(root)
+            file_system.sync()  # the entries of their records are durable
+            file_system.close()
+            Manifest.load(root, None, Facts).set_log_begin(end)
+        for base in gone:
+            files.remove(segments.path(base))
+            failpoint("attach.segment_gone")
+    finally:
+        attachment.control.detach()
+        attachment.checkpoint.close()
+        attachment.let_mappings_go()
+    if gone:
+        log.warning("%s: removed %d segments below %d to open the store", root, len(gone), end)
+    return len(gone)
+
+
+def free_full_disk(
+    root: Path, config: StoreConfig, *, elsewhere: Path | None = None, forcibly: bool = False
+) -> int:
+    """For an operator: makes room in a store that nobody has open, and that a full disk does not let him open. Recovers
+    it, with copies of damaged bytes in the folder `elsewhere`, if one is given; removes the oldest segment `forcibly`,
+    although it has not expired. Returns the number of removed segments. Raises StoreLockedError if a process has it
+    open."""
+    from cystore.recovery.recover import recover
+
+    locks = StoreLocks(root, read_only=False)
+    try:
+        with locks.gate():
+            if not locks.try_alone():
+                raise StoreLockedError("other processes have the store open", path=locks.path)
+            if elsewhere is not None:
+                begun = effective_at(config, root)
+                recover(root, begun, Mode.WRITE, abnormal=(root / ABORT_NAME).exists(), elsewhere=elsewhere)
+            return free_expired(root, config, forcibly=True) if forcibly else 0
+    finally:
+        locks.close()
+
+
+def _no_appender() -> NoReturn:
+    raise StoreNotWritableError("the store is open for a clean only")
+
+
+def _recover_and_build(
+    root: Path,
+    config: StoreConfig,
+    locks: StoreLocks,
+    revive: Callable[[], Appender],
+    progress: Callable[[str, int, int], None] | None,
+) -> Attachment:
     # A process that joins others needs none of it.
     from cystore.ha.epochs.truncation import truncate_if_ordered
     from cystore.recovery.recover import recover
 
     files.clear_temporaries(root)
-    for given_back in (
-        HEADROOM_NAME,
-        CONTROL_NAME,
-    ):  # on a full disk this makes room for the new control block
-        files.remove(root / given_back, durable=False)
     abort = root / ABORT_NAME
     made = not (root / MANIFEST).exists()
     given, config = config, effective_at(config, root)
@@ -134,8 +230,7 @@ def build(
     size, first = Control.size_bytes(config.max_queues), Control.first_bytes(config.max_queues)
     if mode is Mode.WRITE:
         path = root / CONTROL_NAME
-        # The next first process makes it again, so it need not outlive a power cut.
-        files.create_sized(root, path, size, first, replace=True, durable=False)
+        _make_control(root, path, size, first)
         memory = files.map_file(path, 0, size)
     else:
         memory = MappedFile.anonymous(0, size)
@@ -177,6 +272,20 @@ def build(
     return attachment
 
 
+def _make_control(root: Path, path: Path, size: int, first: int) -> None:
+    """Makes the file of the control block. The next first process makes it again, so it need not outlive a power cut.
+
+    A full disk has no space for a new one: then the block of the last life, or `headroom`, gives its space. No moment
+    passes at which another program could take it.
+    """
+    try:
+        files.create_sized(root, path, size, first, replace=True, durable=False)
+    except StoreFullError as error:
+        given = (path, root / HEADROOM_NAME)
+        if not any(made_from(root, source, path, size, first) for source in given):
+            raise without_room(path, first) from error
+
+
 def _more_queues(root: Path, control: Control) -> None:
     """Makes more slots while no other process is attached."""
     step = control.more_queue_bytes()
@@ -199,6 +308,8 @@ def finish(
         control.flushed = min(state.watermark, state.wrote)
         _allocate_sparse(attachment, min(control.flushed, control.dispatched))
     try:
+        if attachment.mode is Mode.WRITE:
+            attachment.allocator.keep_headroom()  # before dispatch takes space
         attachment.dispatcher.run_to_end(progress)
         attachment.dispatcher.give_up_swallowed()
     except StoreFullError:
@@ -231,9 +342,10 @@ def finish(
     control.flushed = end
     attachment.delivered.load(writable=True)
     try:
+        attachment.allocator.keep_headroom()
         if not state.offsets_saved:
             attachment.derived_flusher.save_queue_offsets()
-        attachment.allocator.keep_headroom()
+            attachment.allocator.keep_headroom()
     except StoreFullError:
         log.warning("%s: the disk is full; puts are refused until there is space", attachment.root)
 

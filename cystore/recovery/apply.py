@@ -21,6 +21,7 @@ from cystore.engine.files.quarantine import QUARANTINE, copy_name, pieces_of, pu
 from cystore.engine.files.segments import file_name
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.manifest import record_damaged_ranges, record_given_up
+from cystore.errors import StoreFullError
 from cystore.layout import INDEX_HEADER
 from cystore.recovery.actions import (
     CutQueue,
@@ -51,8 +52,8 @@ BLOCK_BYTES = 4096
 class Apply:
     """Carries out one plan on the store at `root`; `put_aside` are the names of its copies in quarantine/."""
 
-    def __init__(self, root: Path, plan: RecoveryPlan) -> None:
-        self._root, self._plan = root, plan
+    def __init__(self, root: Path, plan: RecoveryPlan, elsewhere: Path | None = None) -> None:
+        self._root, self._plan, self._elsewhere = root, plan, elsewhere
         self._log_bytes = plan.scan.log.file_bytes
         self._queues: dict[tuple[str, int], QueueScan] = {(q.topic, q.queue_id): q for q in plan.scan.queues}
         self._names: dict[tuple[int, int], str] = {}
@@ -115,7 +116,14 @@ class Apply:
 
     def _put_aside(self, begin: int, end: int) -> None:
         pieces = pieces_of(self._log_path, self._log_bytes, begin, end)
-        name = put_aside(self._root, pieces, copy_name(begin, end))
+        try:
+            name = put_aside(self._root, pieces, copy_name(begin, end), self._elsewhere)
+        except StoreFullError as error:
+            raise StoreFullError(
+                f"no space for a copy of {end - begin} bytes of the log, which recovery has to put aside: make so many "
+                "bytes free, or let the copy go to a folder on another disk with `cystore clean PATH --quarantine DIR`",
+                path=error.path,
+            ) from error
         self._names[begin, end] = name
         self.put_aside.append(name)
 

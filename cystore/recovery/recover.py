@@ -28,11 +28,13 @@ def recover(
     abnormal: bool,
     progress: Progress | None = None,
     with_index: bool = True,
+    elsewhere: Path | None = None,
 ) -> RecoveredState:
     """Makes the files of the store at `root` agree with each other. Returns the state for the control block.
 
     `abnormal`: the store was not closed cleanly. With Mode.PRIVATE no byte on disk changes: the state is that of the
-    store after recovery. Without `with_index` the state of the index is left out.
+    store after recovery. Without `with_index` the state of the index is left out. `elsewhere`: a folder
+    for copies of damaged bytes instead of quarantine/.
 
     Raises StoreFormatError, StoreIOError, StoreFullError, StorePermissionError; a failed recovery has destroyed
     nothing and can be run again.
@@ -40,7 +42,7 @@ def recover(
     begun = monotonic_s()
     chosen = plan(scan(root, config, abnormal=abnormal, progress=progress, with_index=with_index))
     if mode is Mode.WRITE:
-        work = Apply(root, chosen)
+        work = Apply(root, chosen, elsewhere)
         damaged, put_aside = work.run(), tuple(work.put_aside)
         pieces = {}
     else:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cystore import clock
 from cystore._native.memory.control import Control
 from cystore._native.record.argument_checks import whole
+from cystore._native.record.properties import queues_of
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
@@ -23,7 +25,7 @@ from cystore.derived.dispatch.flush import DerivedFlusher
 from cystore.derived.dispatch.follow import Follower
 from cystore.derived.dispatch.remove import QueueRemover
 from cystore.engine.files.progress import Progress
-from cystore.engine.log.allocate import Allocator
+from cystore.engine.log.allocate import Allocator, without_room
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.disk_space import DiskSpace
 from cystore.engine.log.removal import LogCleaner, Need
@@ -56,6 +58,7 @@ class Cleaned:
     queue_files: int
     index_files: int
     min_physical_offset: int
+    unexpired: int = 0  # of the segments
 
     @property
     def files(self) -> int:
@@ -124,9 +127,12 @@ class Cleaner:
         until_s = monotonic_s() + TURN_S
         segments = 0
         if due:
-            self._dispatch(lambda: self._dispatcher.run_once(DISPATCH_BYTES))
-            self._attempt("count deliveries", lambda: self._delivered.settle(until_s))
-            segments = self._clean_log(SEGMENTS_AT_ONCE, forced=forced, until_s=until_s)
+            segments = self._clean_log(
+                SEGMENTS_AT_ONCE,
+                lambda: self._dispatcher.run_once(DISPATCH_BYTES),
+                forced=forced,
+                until_s=until_s,
+            )
         self._attempt("trim quarantine/", self._trim)
         followed = self._follower.run(until_s)
         removed = self._remove_unused(until_s)
@@ -170,17 +176,67 @@ class Cleaner:
         """The used share of the file system that holds the store."""
         return self._space.used_percent()
 
-    def clean(self, max_segments: int | None = None) -> Cleaned:
-        """Removes expired segments, at any hour. Raises OSError's StoreError for a file that cannot be unlinked."""
+    def clean(self, max_segments: int | None = None, *, forcibly: bool = False) -> Cleaned:
+        """Removes expired segments, at any hour. `forcibly`: if the disk is still too full for the store's reserved
+        space and the next step of the log, also the oldest ones, although they have not expired. Raises OSError's
+        StoreError for a file that cannot be unlinked."""
         if max_segments is not None:
             max_segments = whole("max_segments", max_segments, error=StoreConfigError)
-        self._dispatch(self._dispatcher.run_to_end)
-        self._attempt("count deliveries", self._delivered.settle)
-        segments = self._clean_log(max_segments, forced=False)
+        segments = self._clean_log(max_segments, self._dispatcher.run_to_end, forced=False)
+        unexpired = 0
+        while forcibly and self.lacks_room() and unexpired + segments != max_segments:
+            gone = self._clean_log(1, self._dispatcher.run_to_end, forced=True)
+            if not gone:
+                break
+            unexpired += gone
         self._attempt("trim quarantine/", self._trim)
         followed = self._follower.run()
         queue_files = followed.queue_files + self._remove_unused(None)
-        return Cleaned(segments, queue_files, followed.index_files, self._control.min_physical_offset)
+        minimum = self._control.min_physical_offset
+        return Cleaned(segments + unexpired, queue_files, followed.index_files, minimum, unexpired)
+
+    def lacks_room(self) -> StoreFullError | None:
+        """The reason why the log cannot grow, or None: the disk has no space for what the store reserves, or for the
+        next step of the log."""
+        try:
+            self._allocator.keep_headroom()
+        except StoreFullError as error:
+            return error
+        needed = min(self._commit_log.file_bytes, self.settings.allocate_ahead_bytes)
+        free_bytes = self._space.free_bytes()
+        return without_room(self._root, needed - free_bytes) if free_bytes < needed else None
+
+    def _clean_log(
+        self,
+        max_segments: int | None,
+        dispatch: Callable[[], object],
+        *,
+        forced: bool,
+        until_s: float | None = None,
+    ) -> int:
+        """Dispatches, because undispatched records stay, and removes segments; returns their number.
+
+        If the disk is too full to dispatch, segments whose records are dispatched go first: dispatch takes no space
+        that a clean needs, and continues in the space that they leave. If there is none, segments go undispatched.
+        """
+        remove = partial(self._remove_segments, forced=forced, until_s=until_s)
+        if self._dispatched(dispatch):
+            return remove(max_segments)
+        segments = remove(max_segments)
+        if segments and self._dispatched(dispatch):
+            return segments + (0 if forced else remove(_less(max_segments, segments)))
+        if segments and (forced or segments == max_segments):
+            return segments
+        log.warning(
+            "%s: the disk is too full to dispatch the log from %d on; expired segments there are removed undispatched",
+            self._root,
+            self._control.dispatched,
+        )
+        self._undispatched_go = True
+        try:
+            return segments + remove(_less(max_segments, segments))
+        finally:
+            self._undispatched_go = False
 
     def _remove_unused(self, until_s: float | None) -> int:
         """Removes queues without messages; returns the number of files."""
@@ -218,10 +274,11 @@ class Cleaner:
         for name, hold in self.holds.read().items():
             yield Need(name, hold.physical_offset, hold.max_age_ms)
 
-    def _clean_log(self, max_segments: int | None, *, forced: bool, until_s: float | None = None) -> int:
+    def _remove_segments(self, max_segments: int | None, *, forced: bool, until_s: float | None) -> int:
         """Carries waiting messages forward first. A delivered or carried copy must be durable before its source is
         removed. So this looks up the waiting messages before it flushes the log, and later copies count for the next
         clean."""
+        self._attempt("count deliveries", lambda: self._delivered.settle(until_s))
         if self._compactor.topics:
             # Only durable records are compacted, and a segment stays until it is.
             self._attempt("make the log durable", self._flusher.flush_log)
@@ -234,13 +291,19 @@ class Cleaner:
             waiting = self._control.min_physical_offset
         end = self.log.end_of_expired(forced=forced)
         self._tell_of_pause()
+        saved = 0
+
+        def needs() -> list[Need]:
+            return [Need("a delayed message", waiting), *self._other_needs()]
+
         if end > self._control.min_physical_offset:
             # Before a segment is removed: a queue without other messages must continue to count, whatever else is lost.
-            self._save_offsets()
-        segments = self.log.remove_expired(
-            max_segments, lambda: [Need("a delayed message", waiting), *self._other_needs()], forced=forced
+            saved = self._save_offsets(needs, forced=forced)
+        segments = saved + self.log.remove_expired(
+            _less(max_segments, saved), needs, forced=forced and not saved
         )
         if segments:
+            self._attempt("reserve space", self._allocator.keep_headroom)
             self._attempt("reserve space for compaction", self._compactor.keep_reserve)
         if end > self._control.min_physical_offset:
             self._tell_of_archive(end)
@@ -253,38 +316,60 @@ class Cleaner:
         try:
             self._compactor.cover(up_to, undispatched=undispatched)
         except StoreFullError:
-            with self._allocator.headroom_lent():
-                self._compactor.cover(up_to, undispatched=undispatched)
+            self._allocator.lend_headroom()
+            self._compactor.cover(up_to, undispatched=undispatched)
 
     def _trim(self) -> int:
         return trim(
             self._root, self._commit_log.damaged_ranges, self.settings, clock.expiry_ms(self._control)
         )
 
-    def _save_offsets(self) -> None:
-        """The table has its own space on a full disk; if that is too little, the reserved space is used."""
+    def _save_offsets(self, needs: Callable[[], list[Need]], *, forced: bool) -> int:
+        """The table has its own space on a full disk; if that is too little, the reserved space is used. If that is
+        gone, too, the oldest segment goes first, if its queues count on all the same. Returns the number of segments
+        that are gone."""
         try:
             self._flusher.save_queue_offsets()
         except StoreFullError:
-            with self._allocator.headroom_lent():
-                self._flusher.save_queue_offsets()
+            self._allocator.lend_headroom()
+        else:
+            return 0
+        try:
+            self._flusher.save_queue_offsets()
+        except StoreFullError:
+            self._flusher.flush_dispatched()
+            end = self.log.end_of_removable(1, needs(), forced=forced)
+            if not self._count_on(end) or not self.log.remove_expired(1, needs, forced=forced):
+                raise
+            self._flusher.save_queue_offsets()
+            return 1
+        return 0
 
-    def _dispatch(self, work: Callable[[], object]) -> None:
-        """Dispatches, because undispatched records stay. If the disk is too full to dispatch them, only a clean makes
-        room: then expired segments are removed undispatched."""
-        self._undispatched_go = False
+    def _count_on(self, end: int) -> bool:
+        """Whether every queue counts on although the log below `end` is removed, and no table says where: its records
+        there have durable entries, or it has a later record."""
+        begin, flushed = (
+            max(self._control.index_flushed, self._control.min_physical_offset),
+            self._control.flushed,
+        )
+        if end <= begin:
+            return True
+        waiting = {queue[:2] for record in self._commit_log.scan(begin, end) for queue in queues_of(record)}
+        for record in self._commit_log.scan(end, flushed):
+            waiting.difference_update(queue[:2] for queue in queues_of(record))
+            if not waiting:
+                return True
+        return not waiting
+
+    def _dispatched(self, work: Callable[[], object]) -> bool:
+        """Dispatches, because undispatched records stay. False if the disk is too full."""
         try:
             work()
         except StoreFullError:
-            self._undispatched_go = True
-            log.warning(
-                "%s: the disk is too full to dispatch the log from %d on; expired segments there are removed "
-                "undispatched",
-                self._root,
-                self._control.dispatched,
-            )
+            return False
         except StoreError:
             log.exception("%s: cannot dispatch; cleaning continues without", self._root)
+        return True
 
     def _attempt(self, what: str, work: Callable[[], object]) -> bool:
         """Runs work that cleaning does not depend on, and logs its errors: a full disk must be cleaned in any case."""
@@ -339,3 +424,7 @@ class Cleaner:
                 used,
                 up_to,
             )
+
+
+def _less(max_segments: int | None, done: int) -> int | None:
+    return None if max_segments is None else max_segments - done

@@ -17,7 +17,7 @@ from cystore.config import StoreConfig
 from cystore.engine.inspect.stats import put_bytes_by_topic, store_stats
 from cystore.engine.manifest.store_settings import configure
 from cystore.engine.pool.buffers import pool_figures
-from cystore.errors import StoreConfigError
+from cystore.errors import StoreConfigError, StoreFullError
 from cystore.layout import FLAGS
 from cystore.services.compact.figures import figures
 from cystore.services.scrub_progress import SLICE_BYTES
@@ -72,14 +72,17 @@ class StoreUpkeep(ABC):
         TOPIC_PUT_SIZE)."""
         return put_bytes_by_topic(self._attached().control)
 
-    def clean(self, max_segments: int | None = None) -> Cleaned:
+    def clean(self, max_segments: int | None = None, *, forcibly: bool = False) -> Cleaned:
         """Removes expired messages (file_reserved_time_h), at any hour: whole segments, oldest first, then the queue
         and index files that only point to them.
+
+        `forcibly`: on a disk that stays too full, also the oldest segments that have not expired, until the store has
+        its reserved space and can grow by a segment. Segments that a hold or a delayed message needs stay.
 
         Views of bodies stay readable. The service "clean" does the same at delete_when, and when the disk fills up
         (RocketMQ's executeDeleteFilesManually).
         """
-        return self._writable().cleaner.clean(max_segments)
+        return self._writable().cleaner.clean(max_segments, forcibly=forcibly)
 
     def compact(
         self, up_to: int | None = None, *, progress: Callable[[str, int, int], None] | None = None
@@ -122,7 +125,15 @@ class StoreUpkeep(ABC):
         topic = any_text("topic", topic, StoreConfigError)
         parts.control.commit()
         parts.flusher.flush_to(parts.control.log_end)
-        return parts.remover.delete_topic(topic, parts.compactor.deletion(topic, parts.control.wrote))
+        delete = partial(
+            parts.remover.delete_topic, topic, parts.compactor.deletion(topic, parts.control.wrote)
+        )
+        try:
+            return delete()
+        except StoreFullError:  # dispatch waits for space: expired segments leave some
+            if not parts.cleaner.clean().segments:
+                raise
+            return delete()
 
     def remove_unused_queues(self) -> Removal:
         """Removes the files of queues without messages (cleanExpiredConsumerQueue, cleanUnusedTopic). The queues
@@ -271,6 +282,11 @@ class StoreUpkeep(ABC):
         if refused:
             cleaner.watch_space()
         cleaner.check_space()
+
+    def check_reserved_space(self) -> None:
+        """Raises StoreFullError if the disk has no space for what the store reserves for a clean and a recovery. Then
+        nothing grows, and dispatch waits; the error says what helps."""
+        self._writable().allocator.keep_headroom()
 
     def asked_to_leave(self) -> bool:
         """Whether `cystore handover` asks the processes of this store to close it, so that another version can open

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import cystore
+from cystore.attachment.first_process import free_full_disk
 from cystore.engine.manifest.manifest import read_facts
-from cystore.errors import StoreConfigError
+from cystore.errors import StoreConfigError, StoreFullError
 from cystore.operate import facts
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.operate.output import write_json, write_line
 from cystore.operate.progress import progress
+from cystore.services.clean import Cleaned
 
 RETENTION = "file_reserved_time_h"
 
@@ -26,17 +30,19 @@ def _run(args: argparse.Namespace) -> int:
             f"{config.file_reserved_time_h} hours: give --set {RETENTION}=HOURS",
             path=args.path,
         )
-    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
-        # first, to count: at its hour the service's turn would remove the same files without a count
-        first = store.clean()
-        store.clean_due()  # begins a new segment by time: the one before may have expired
-        second = store.clean()
-    cleaned = replace(
-        second,
-        segments=first.segments + second.segments,
-        queue_files=first.queue_files + second.queue_files,
-        index_files=first.index_files + second.index_files,
-    )
+    root = Path(os.path.realpath(args.path))
+    if args.quarantine is not None:
+        free_full_disk(root, config, elsewhere=Path(os.path.realpath(args.quarantine)))
+    unexpired = 0
+    while True:
+        try:
+            cleaned = _clean(args, config)
+            break
+        except StoreFullError:
+            if not args.forcibly or not free_full_disk(root, config, forcibly=True):
+                raise
+            unexpired += 1
+    cleaned = replace(cleaned, segments=cleaned.segments + unexpired, unexpired=cleaned.unexpired + unexpired)
     if args.json:
         write_json(asdict(cleaned))
         return OK
@@ -45,7 +51,45 @@ def _run(args: argparse.Namespace) -> int:
         "of the index; the log "
         f"begins at {cleaned.min_physical_offset}"
     )
+    if cleaned.unexpired:
+        write_line(
+            f"{cleaned.unexpired} of these segments had not expired: they went to make room on the disk"
+        )
     return OK
+
+
+def _clean(args: argparse.Namespace, config: cystore.StoreConfig) -> Cleaned:
+    """Raises StoreFullError for a disk that stays too full for the store's reserved space."""
+    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+        # first, to count: at its hour the service's turn would remove the same files without a count
+        first = store.clean(forcibly=args.forcibly)
+        store.clean_due()  # begins a new segment by time: the one before may have expired
+        second = store.clean()
+        if not first.segments + second.segments:
+            store.check_reserved_space()
+    return replace(
+        second,
+        segments=first.segments + second.segments,
+        queue_files=first.queue_files + second.queue_files,
+        index_files=first.index_files + second.index_files,
+        unexpired=first.unexpired,
+    )
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--forcibly",
+        action="store_true",
+        help="on a disk that stays too full, also remove the oldest segments that have not expired, one by one, until "
+        "the store can grow again; holds keep what they hold",
+    )
+    parser.add_argument(
+        "--quarantine",
+        metavar="DIR",
+        help="if nobody has the store open: recover it, and put copies of damaged bytes into DIR, which may be on "
+        "another disk, instead of PATH/quarantine",
+    )
+    add_json(parser, "one JSON object: numbers of files, and the log's first offset")
 
 
 COMMAND = Command(
@@ -56,15 +100,15 @@ COMMAND = Command(
         "are all older\n"
         "than the store's file_reserved_time_h (see cystore config), at any hour. Segments that a hold, an "
         "archive or a delayed message\n"
-        "needs stay. Other processes may use the store at the same time."
+        "needs stay. Other processes may use the store at the same time. On a full disk it needs no new space\n"
+        "(docs/recovery.md)."
     ),
     examples=(
         "cystore clean /var/lib/app/store",
         "cystore clean /var/lib/app/store --json",
+        "cystore clean /var/lib/app/store --forcibly",
     ),
-    add_arguments=lambda parser: add_json(
-        parser, "one JSON object: numbers of files, and the log's first offset"
-    ),
+    add_arguments=_add_arguments,
     run=_run,
 )
 

@@ -48,6 +48,8 @@ class Dispatcher:
     """Fills consume queues and index of one store, in one process beside others.
 
     `more_queues()` makes room in the queue table; it is called if a log that was just loaded has more queues than fit.
+    `keep_headroom()` raises StoreFullError while the store's reserved space is not whole: then dispatch waits, because
+    a clean needs what is left of the disk.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Dispatcher:
         given_up: Callable[[], GivenUp] = GivenUp,
         more_queues: Callable[[], None] | None = None,
         filters: KnownFilters | None = None,
+        keep_headroom: Callable[[], None] | None = None,
     ) -> None:
+        self._keep_headroom = keep_headroom
         self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
         self._damage, self._more_queues = commit_log.damage, more_queues
         self._jumps = JumpCheck(control, commit_log, given_up)
@@ -90,6 +94,8 @@ class Dispatcher:
         wait_ms = -1 if timeout_ms is None else timeout_ms
         done, target = 0, control.wrote
         while control.dispatched < target and not control.read_only:
+            if self._keep_headroom is not None:
+                self._keep_headroom()
             with control.held_if_free("dispatch", within_ms=wait_ms) as turn:
                 if not turn.held:
                     break
@@ -145,7 +151,10 @@ class Dispatcher:
         ended before them, they would be given out again. For the last process, when all is dispatched. Raises
         StoreFullError."""
         if self._control.dispatched >= self._control.log_end:
-            for slot in queue_kernel.queues_behind(self._control):
+            behind = queue_kernel.queues_behind(self._control)
+            if behind and self._keep_headroom is not None:
+                self._keep_headroom()
+            for slot in behind:
                 self._queues.get(slot).fill_gap(self._control.queue_next(slot))
 
     def forget_queue(self, slot: int) -> None:

@@ -8,6 +8,7 @@ points behind its end.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from cystore._native.memory.control import Control
@@ -40,8 +41,10 @@ class DerivedFlusher:
         checkpoint: Checkpoint,
         log_flusher: Flusher,
         config: StoreConfig,
+        room_is_gone: Callable[[], None],
     ) -> None:
         self._root, self._control, self._config = root, control, config
+        self._room_is_gone = room_is_gone
         self._queues, self._index, self._checkpoint = queues, index, checkpoint
         self._log_flusher = log_flusher
         self._looked_at = -1  # `dispatched` in the turn before
@@ -119,8 +122,12 @@ class DerivedFlusher:
             newer = (
                 position < saved_position(self._root) <= control.wrote
             )  # a position beyond the log's end: the log was cut since
-            if queues and not newer:
-                write_queue_offsets(self._root, QueueOffsets.of(queues, position))
+            if (
+                queues
+                and not newer
+                and not write_queue_offsets(self._root, QueueOffsets.of(queues, position))
+            ):
+                self._room_is_gone()
             self._control.offsets_saved, self._control.offsets_saved_ms = position, _now_ms()
 
     @property

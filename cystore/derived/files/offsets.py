@@ -13,6 +13,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cystore._native.memory.control import Control
 from cystore._native.record.checksum import crc32c
 from cystore.errors import StoreFormatError
 from cystore.system import files
@@ -23,7 +24,9 @@ from cystore.value_class import value_class
 DELAY_OFFSETS = "delayOffset.json"
 CONSUMER_OFFSETS = "consumerOffset.json"
 QUEUE_OFFSETS = "queueOffset.json"
-RESERVED_BYTES = 64 * 1024  # for the first table of queue offsets
+RESERVED_BYTES = 64 * 1024  # for a table of queue offsets at least
+ROW_BYTES = 30  # of a queue in one of the two tables, beside its topic
+NAMES_LOOKED_AT = 1024  # topics whose lengths tell how long a table of many queues gets
 ROWS_AT_ONCE = 2048  # of a table, in one call that holds up other threads
 END_BYTES = 256  # of a table: its log position and its checksum
 
@@ -230,21 +233,27 @@ def _by_topic(offsets: dict[tuple[str, int], int]) -> dict[str, dict[int, int]]:
     return table
 
 
-def reserve_queue_offsets(root: Path) -> None:
-    """Takes space for the table, so that a full disk does not stop a clean. Raises StoreFullError."""
-    reserve_room(root / "config" / QUEUE_OFFSETS, RESERVED_BYTES)
+def reserve_queue_offsets(root: Path, control: Control, queues: int) -> None:
+    """Takes space for a table of so many queues, if their topics are as long as those that there are, so that a full
+    disk does not stop a clean. Raises StoreFullError."""
+    count = control.queue_count
+    looked_at = range(0, count, max(count // NAMES_LOOKED_AT, 1))
+    letters = sum(len(control.queue(slot)[0]) for slot in looked_at)
+    row_bytes = 2 * (ROW_BYTES + letters // max(len(looked_at), 1))
+    length = max(RESERVED_BYTES, queues * row_bytes if count else 0)
+    reserve_room(root / "config" / QUEUE_OFFSETS, length)
 
 
-def write_queue_offsets(root: Path, offsets: QueueOffsets) -> None:
+def write_queue_offsets(root: Path, offsets: QueueOffsets) -> bool:
     """Saves each queue's next offset, so that a queue without messages continues to count. Needs no new space, unless
-    there are many more queues than last time."""
+    there are many more queues than last time. False if there is no room reserved for the next table."""
     text = render_offsets(
         _by_topic(offsets.next),
         minimumTable=_by_topic(offsets.minimum),
         physicalOffset=offsets.physical_offset,
         checksum=_checksum(offsets),
     )
-    write_in_room(root / "config" / QUEUE_OFFSETS, text.encode())
+    return write_in_room(root / "config" / QUEUE_OFFSETS, text.encode())
 
 
 @value_class(frozen=True)

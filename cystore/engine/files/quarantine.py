@@ -34,15 +34,29 @@ def pieces_of(path_of: Callable[[int], Path], file_bytes: int, begin: int, end: 
     return pieces
 
 
-def put_aside(root: Path, pieces: Pieces, wanted: str) -> str:
-    """Copies `pieces` to quarantine/ under the name `wanted` and returns the name that the copy has.
+def put_aside(root: Path, pieces: Pieces, wanted: str, elsewhere: Path | None = None) -> str:
+    """Copies `pieces` to quarantine/, or to another folder, under the name `wanted` and returns the name that the copy
+    has.
 
     A copy with the same bytes is used again. Another copy of that name is left alone; the new one gets a number. Raises
     StoreFullError.
     """
+    if elsewhere is not None:
+        drafts = elsewhere / files.TMP_DIRECTORY
+        made = not drafts.exists()
+        try:
+            return _put_aside(elsewhere, elsewhere, pieces, wanted)
+        finally:
+            if made and drafts.exists() and not files.names(drafts):
+                files.remove_directory(drafts)
+    return _put_aside(root, root / QUARANTINE, pieces, wanted)
+
+
+def _put_aside(root: Path, folder: Path, pieces: Pieces, wanted: str) -> str:
+    """Makes drafts below `root`, and the copy in `folder`."""
     for number in range(MAX_NAMES):
         name = wanted if number == 0 else f"{wanted}.{number}"
-        target = root / QUARANTINE / name
+        target = folder / name
         try:
             file_ranges.copy_ranges(root, pieces, target)
         except FileExistsError:

@@ -53,6 +53,15 @@ FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
 
+def without_room(path: Path, needed: int) -> StoreFullError:
+    """The error of a store that lacks its reserved space: what an operator can do."""
+    return StoreFullError(
+        f"no space left on the disk: make {needed} bytes free, or remove expired segments with `cystore clean PATH`; "
+        "if none has expired, `cystore clean PATH --forcibly` removes the oldest ones all the same",
+        path=path,
+    )
+
+
 @contextlib.contextmanager
 def writes_end_when_it_fails(control: Control, directory: Path) -> Iterator[None]:
     """A failed sync inside makes the store read-only for every process: later answers of such a disk prove nothing."""
@@ -73,7 +82,7 @@ class Allocator:
         control: Control,
         commit_log: CommitLog,
         config: StoreConfig,
-        reserve: Callable[[], None] | None = None,
+        reserve: Callable[[int], None] = lambda queues: None,
         buffers: BufferPool | None = None,
     ) -> None:
         self._control, self._commit_log, self._reserve = control, commit_log, reserve
@@ -97,22 +106,33 @@ class Allocator:
         self._has_headroom = False
 
     def keep_headroom(self) -> None:
-        """Reserves space for the next recovery, which needs some on a full disk, first of all for the control block.
-        The log does not grow before this space is reserved. Raises StoreFullError."""
+        """Reserves space for a clean and for the next recovery, which need some on a full disk: the table of queue
+        offsets, and the control block. Neither the log nor a derived file grows before this space is reserved. Raises
+        StoreFullError."""
         if not self._has_headroom:
-            length = Control.first_bytes(self._control.max_queues) + HEADROOM_BYTES
-            files.reserve(self._commit_log.files.root / HEADROOM_NAME, length)
-            if self._reserve is not None:
-                self._reserve()
+            control = self._control
+            step = control.more_queue_bytes()
+            control_bytes = Control.size_bytes(control.max_queues) if step is None else step[0]
+            self._keep_headroom(control_bytes, control.queue_capacity)
             self._has_headroom = True
 
-    @contextlib.contextmanager
-    def headroom_lent(self) -> Iterator[None]:
-        """Gives the reserved space to a write on a full disk. `keep_headroom` reserves it again before the log
-        grows."""
+    def _keep_headroom(self, control_bytes: int, queues: int) -> None:
+        path = self._commit_log.files.root / HEADROOM_NAME
+        length = control_bytes + HEADROOM_BYTES
+        try:
+            files.reserve(path, length)
+            self._reserve(queues)
+        except StoreFullError as error:
+            raise without_room(path, length) from error
+
+    def headroom_is_gone(self) -> None:
+        """A write used up reserved space: `keep_headroom` reserves it again before anything grows."""
         self._has_headroom = False
+
+    def lend_headroom(self) -> None:
+        """Gives the reserved space to a write on a full disk."""
+        self.headroom_is_gone()
         files.remove(self._commit_log.files.root / HEADROOM_NAME, durable=False)
-        yield
 
     def make_room(self, needed: int) -> None:
         """Allocates the log at least up to `needed`, and some steps more if there is space. Raises StoreFullError."""
@@ -269,6 +289,7 @@ class Allocator:
                 )
             block: MappedFile = self._control.file
             files.allocate_mapped(self._commit_log.files.root / CONTROL_NAME, block, step[0], step[1])
+            self._keep_headroom(step[1], 2 * self._control.queue_capacity)  # more queues need more
             failpoint("allocate.slots_reserved")
             self._control.publish_queue_capacity(step[1])
 

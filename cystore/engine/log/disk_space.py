@@ -35,6 +35,10 @@ class DiskSpace:
         """The used share of the space that this user may have, as `df` counts."""
         return self._look()[0]
 
+    def free_bytes(self) -> int:
+        """The bytes that this user may still write: in the store's directory, and on the emptiest disk of the log."""
+        return self._look()[1]
+
     def _look(self) -> tuple[float, int]:
         used, free_bytes = space_of(self._root)
         if self._log_folders is not None:

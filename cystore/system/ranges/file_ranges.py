@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 
 from cystore.errors import StoreIOError
+from cystore.system.file_system import move_onto
 from cystore.system.files import (
+    BLOCK_BYTES,
+    allocate,
     data_ranges,
     make_directory,
     opened,
@@ -106,6 +109,28 @@ def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -
             sync(out, target, named=False)
         rename_no_replace(draft, target)
     sync_directory(target.parent)
+
+
+def made_from(root: Path, source: Path, target: Path, length: int, allocated_bytes: int) -> bool:
+    """Makes `target`, all zeros, from the space of a file that nobody uses, which may be `target` itself; its first
+    `allocated_bytes` are reserved. False, and nothing changes, if there is no such file or it has too little space. A
+    crash leaves at most a file in tmp/."""
+    try:
+        if source.lstat().st_blocks * BLOCK_BYTES < allocated_bytes:
+            return False
+    except FileNotFoundError:
+        return False
+    with temporary(root) as draft:
+        move_onto(source, draft, exchange=False)
+        with opened(draft, os.O_RDWR) as fd, translated(target):
+            zeros = bytes(1 << 20)
+            for at, hole in data_ranges(fd, 0, os.fstat(fd).st_size, target):
+                while at < hole:
+                    at += os.pwrite(fd, memoryview(zeros)[: hole - at], at)
+            os.ftruncate(fd, length)
+            allocate(fd, 0, min(allocated_bytes, length), target)
+        move_onto(draft, target, exchange=False)
+    return True
 
 
 def same_bytes(pieces: list[tuple[Path, int, int]], target: Path) -> bool:
