@@ -21,6 +21,7 @@ from cystore.errors import (
     StoreConfigError,
     StoreError,
     StoreFormatError,
+    StoreFullError,
     StoreIOError,
 )
 from cystore.spark.sink import commit, sinks
@@ -29,7 +30,7 @@ from cystore.spark.sink.staged_rows import KEEP_MS, TaskMessage
 from cystore.spark.sink.write_options import parse_write
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
-from tests.support.spark.writers import numbers, rows, stage, stream_batch, writer
+from tests.support.spark.writers import ROW, numbers, rows, stage, stream_batch, writer
 
 
 def written(store: Path) -> dict[int, list[int]]:
@@ -279,6 +280,133 @@ def test_a_begun_batch_whose_part_of_the_log_was_cleaned_is_not_guessed(monkeypa
     assert written(store) == {}
 
 
+# ------------------------------------------------------------------------------------ refused at the commit
+
+
+FEW = {"cystore.max_queues": "8"}
+
+
+def in_topics(first: int, count: int, topics: int) -> pa.RecordBatch:
+    """Messages that tell their number, the last `topics` of them in a topic each."""
+    named = [
+        f"new{number}" if number >= first + count - topics else "T" for number in range(first, first + count)
+    ]
+    columns = [named, [0] * count, [b"%d" % number for number in range(first, first + count)]]
+    return pa.record_batch(columns, schema=ROW)
+
+
+def bodies(store: Path) -> list[int]:
+    with cystore.open(store, **SETTINGS) as opened:
+        return [int(bytes(message.body)) for message in opened.scan()]
+
+
+@pytest.mark.parametrize("name", [{}, {"txnAppId": "nightly", "txnVersion": 7}])
+def test_rows_for_too_many_new_queues_leave_nothing(monkeypatch, tmp_path, name):
+    store = tmp_path / "store"
+    monkeypatch.setattr(commit, "CHUNK_ROWS", 32)
+    batch_of(store, [[rows(0, 10)]], **FEW)
+    made = writer(store, stream=False, **name, **FEW)
+    told = stage(made, [[in_topics(100, 100, 0)], [in_topics(200, 100, 7)]])
+    with pytest.raises(
+        StoreFullError, match=r"need 7 new queues, and 6 of 8 \(max_queues\) are free; nothing was w"
+    ):
+        made.commit(told)
+    made.abort(told)
+    assert bodies(store) == [*range(10)]
+    assert not staged(store)
+    later = {**name, "txnVersion": 8} if name else {}
+    batch_of(store, [[in_topics(10, 10, 6)]], **later, **FEW)
+    assert bodies(store) == [*range(20)], "nothing blocks the next write"
+
+
+def light_rows(value: str, topic: str = "T") -> pa.RecordBatch:
+    schema = pa.schema([*ROW, ("properties", pa.map_(pa.string(), pa.string()))])
+    return pa.record_batch([[topic], [0], [b"0"], [[("INNER_MULTI_DISPATCH", value)]]], schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (
+            "%LMQ%a,%LMQ%b,%LMQ%c",
+            StoreFullError,
+            r"need 3 new light queues, and the store has 0; at most max_lmq_consume_queue_num = 2",
+        ),
+        ("%LMQ%" + ",%LMQ%".join(map(str, range(300))), MessageIllegalError, "at most 256 different names"),
+        ("a", MessageIllegalError, "must be at most 256 different names like %LMQ%name"),
+        ("%LMQ%a,%LMQ%a", MessageIllegalError, "different names"),
+        ("%LMQ%a,", MessageIllegalError, "with commas"),
+        ("%LMQ%T", MessageIllegalError, "not the message's own queue"),
+    ],
+)
+def test_rows_whose_light_queues_the_store_refuses_leave_nothing(tmp_path, value, error, text):
+    store = tmp_path / "store"
+    settings = {f"cystore.enable_{name}": "true" for name in ("lmq", "multi_dispatch")}
+    settings["cystore.max_lmq_consume_queue_num"] = "2"
+    wrong = light_rows(value, "%LMQ%T" if "own" in text else "T")
+    made = writer(store, stream=False, schema=wrong.schema, txnAppId="a", txnVersion=1, **settings)
+    told = stage(made, [[wrong]])
+    with pytest.raises(error, match=text):
+        made.commit(told)
+    good = light_rows("%LMQ%a,%LMQ%b")
+    made = writer(store, stream=False, schema=good.schema, txnAppId="a", txnVersion=2, **settings)
+    made.commit(stage(made, [[good]]))
+    assert bodies(store) == [0]
+    more = light_rows("%LMQ%b,%LMQ%c")
+    made = writer(store, stream=False, schema=more.schema, txnAppId="a", txnVersion=3, **settings)
+    with pytest.raises(StoreFullError, match="need 1 new light queues, and the store has 2"):
+        made.commit(stage(made, [[more]]))
+    assert bodies(store) == [0]
+
+
+def refused_half_way(monkeypatch: pytest.MonkeyPatch, store: Path) -> None:
+    """Version 7, with 64 of its 200 records in the log: another process has made the last queues meanwhile."""
+    batch_of(store, [[rows(0, 10)]], **FEW)
+    made = writer(store, stream=False, txnAppId="nightly", txnVersion=7, **FEW)
+    told = stage(made, [[in_topics(100, 200, 6)]])
+
+    def queues_are_taken(name: str) -> None:
+        if name == "sink.chunk" and len(bodies(store)) == 10 + 64:
+            with cystore.open(store, **SETTINGS) as opened:
+                opened.put("other", b"1")
+
+    with monkeypatch.context() as patched, cystore.open(store, **SETTINGS, max_queues=8):
+        patched.setattr(commit, "failpoint", queues_are_taken)
+        patched.setattr(commit, "CHUNK_ROWS", 32)
+        with pytest.raises(
+            StoreFullError, match=r"version 7 of txnAppId nightly has 1\d\d of its 200 records"
+        ):
+            made.commit(told)
+    made.abort(told)
+
+
+def test_a_version_that_is_refused_half_way_is_named_and_can_be_dropped(monkeypatch, tmp_path):
+    store = tmp_path / "store"
+    refused_half_way(monkeypatch, store)
+    there = bodies(store)
+    later = {"txnAppId": "nightly", "txnVersion": 8, **FEW}
+    with pytest.raises(StoreFullError, match=r"version 7 of txnAppId nightly has .* option dropUnfinished=7"):
+        batch_of(store, [[rows(20, 10)]], **later)
+    with pytest.raises(
+        StoreConfigError, match=r"dropUnfinished names version 5 of .* the unfinished one is 7"
+    ):
+        batch_of(store, [[rows(20, 10)]], dropUnfinished=5, **later)
+    for _ in range(2):
+        batch_of(store, [[rows(20, 10)]], dropUnfinished=7, **later)
+    assert bodies(store) == [*there, *range(20, 30)]
+    batch_of(store, [[rows(100, 10)]], txnAppId="nightly", txnVersion=7, **FEW)
+    assert bodies(store) == [*there, *range(20, 30), *range(100, 110)], "its number may be written anew"
+    assert not staged(store)
+
+
+def test_a_version_that_is_refused_half_way_goes_on_when_there_is_room(monkeypatch, tmp_path):
+    store = tmp_path / "store"
+    refused_half_way(monkeypatch, store)
+    more = {"cystore.max_queues": "9"}
+    batch_of(store, [[rows(20, 10)]], txnAppId="nightly", txnVersion=8, **more)
+    assert bodies(store) == [*range(10), *range(100, 164), 1, *range(164, 300), *range(20, 30)]
+
+
 def test_versions_are_remembered_as_ranges():
     note = SinkNote("a")
     for version in (3, 5, 4, 9, 3):
@@ -324,6 +452,16 @@ BAD_OPTIONS = [
     ({"path": "s", "stagingPath": ""}, False, "stagingPath is empty"),
     ({"path": "s", "sinkId": "a"}, False, "sinkId is for streams only; a batch has txnAppId"),
     ({"path": "s", "txnAppId": "a"}, False, "txnAppId and txnVersion go together"),
+    (
+        {"path": "s", "dropUnfinished": "1"},
+        False,
+        "dropUnfinished gives up a version of an application: name it",
+    ),
+    (
+        {"path": "s", "sinkId": "a", "dropUnfinished": "x"},
+        True,
+        "dropUnfinished must be a whole number from 0",
+    ),
     ({"path": "s", "txnVersion": "1"}, False, "txnAppId and txnVersion go together"),
     ({"path": "s", "txnAppId": "a", "txnVersion": "x"}, False, "txnVersion must be a whole number from 0"),
     ({"path": "s", "txnAppId": "", "txnVersion": "1"}, False, "txnAppId must be 1 to 1000 characters, not 0"),

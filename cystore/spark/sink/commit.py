@@ -16,7 +16,18 @@ from pathlib import Path
 
 from cystore._native.record.message import Message
 from cystore._native.system.failpoint import failpoint
-from cystore.errors import MessageIllegalError, StoreConfigError, StoreError, StoreIOError
+from cystore.errors import (
+    MessageIllegalError,
+    NotAcknowledgingError,
+    PageCacheBusyError,
+    PoolDeficientError,
+    StoreConfigError,
+    StoreError,
+    StoreFullError,
+    StoreIOError,
+    StoreIsSlaveError,
+)
+from cystore.spark.sink.queue_room import check_queues
 from cystore.spark.sink.rows import messages
 from cystore.spark.sink.sinks import Begun, SinkLog, SinkNote, read_note
 from cystore.spark.sink.staged_rows import (
@@ -37,6 +48,11 @@ log = logging.getLogger("cystore")
 CHUNK_ROWS = 4096
 CHUNK_BYTES = 4 * 1024 * 1024
 FLUSH_BYTES = 64 * 1024 * 1024
+# Refusals by a store that goes on: some of a write's records may be in the log.
+REFUSED: tuple[type[StoreError], ...] = (
+    *(StoreFullError, MessageIllegalError, PageCacheBusyError, PoolDeficientError),
+    *(StoreIsSlaveError, NotAcknowledgingError),
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,7 @@ class Commit:
 
     def _append_once(self, store: MessageStore) -> int:
         check_staged(self.folder, self.staged)
+        check_queues(store, self.folder, self.staged)
         count = append(store, staged_messages(self.folder, self.staged, None, 0))
         clear_folder(self.folder)
         return count
@@ -99,7 +116,7 @@ class NamedCommit:
     def run(self) -> int:
         """See Commit.run."""
         with self.sinks.locked():
-            note, count = self._finish(self.sinks.read())
+            note, count = self._finish(self._without_dropped(self.sinks.read()))
             self._check_order(note)
             if note.has(self.batch):
                 log.info("%s: batch %d of %s is appended", self.sinks.store.path, self.batch, self._sink)
@@ -111,6 +128,44 @@ class NamedCommit:
     @property
     def _sink(self) -> Sink:
         return self.sinks.sink
+
+    def _without_dropped(self, note: SinkNote) -> SinkNote:
+        """The note without the unfinished batch that the user gives up: its records stay in the log, and the rest is
+        never appended."""
+        given, begun = self.commit.options.given_up, note.begun
+        if given is None or begun is None:
+            return note
+        if begun.batch != given:
+            raise StoreConfigError(
+                f"dropUnfinished names {self._called(given)}, but the unfinished one is {begun.batch}",
+                path=self.sinks.path,
+            )
+        store = self.sinks.store
+        store.flush_log()
+        log.warning(
+            "%s: %s is given up with %d of its %d records in the log",
+            store.path,
+            self._called(begun.batch),
+            self.sinks.appended_of(begun),
+            begun.rows,
+        )
+        note = replace(note, begun=None)
+        self.sinks.write(note)
+        clear_folder(Path(begun.folder), but=self.commit.staged)
+        return note
+
+    def _called(self, batch: int) -> str:
+        return f"{'batch' if self._sink.is_stream else 'version'} {batch} of {self._sink}"
+
+    def _with_way_out(self, error: StoreError, begun: Begun, there: int) -> StoreError:
+        """The error, with the version that it concerns and what ends it."""
+        text = (
+            f"{self._called(begun.batch)} has {there} of its {begun.rows} records in the log, and the next one is "
+            f"refused: {error}. Remove the cause and write again: the rest is appended first. Or write with option "
+            f"dropUnfinished={begun.batch}: the rest is never appended, and that number may be written anew"
+        )
+        error.args = (text,)
+        return error
 
     def _finish(self, note: SinkNote) -> tuple[SinkNote, int]:
         """Appends the missing records of an unfinished batch: this batch, or an earlier batch that was not repeated."""
@@ -124,7 +179,7 @@ class NamedCommit:
             raise StoreConfigError(
                 f"batch {begun.batch} of {self._sink} began in a part of the log that was cleaned since: it is unknown "
                 "whether the batch was appended; "
-                "remove the file to append it again",
+                f"remove the file to append it again, or write with option dropUnfinished={begun.batch} to go on",
                 path=self.sinks.path,
             )
         log.warning(
@@ -143,13 +198,20 @@ class NamedCommit:
                     raise StoreIOError(
                         f"batch {begun.batch} of {self._sink} has {there} of {begun.rows} records, and the "
                         "staged files of the rest "
-                        f"are gone ({error}); restore them, or remove the file to append the whole batch again",
+                        f"are gone ({error}); restore them, or remove the file to append the whole batch again, "
+                        f"or write with option dropUnfinished={begun.batch} to go on without the rest",
                         path=self.sinks.path,
                     ) from error
                 note = replace(note, begun=None)  # the log has no record of it: it counts as not begun
                 self.sinks.write(note)
                 return note, 0
-        return self._end(note, begun, there)
+        try:
+            if there < begun.rows:
+                check_queues(store, folder, begun.files)
+            return self._end(note, begun, there)
+        except REFUSED as error:
+            store.flush_log()
+            raise self._with_way_out(error, begun, self.sinks.appended_of(begun)) from None
 
     def _check_order(self, note: SinkNote) -> None:
         """Checks the batch's number: a stream's numbers ascend from its checkpoint; an application chooses its own."""
@@ -180,13 +242,22 @@ class NamedCommit:
     def _append(self, note: SinkNote) -> int:
         check_staged(self.commit.folder, self.commit.staged)
         store = self.sinks.store
+        check_queues(store, self.commit.folder, self.commit.staged)
         store.flush_log()  # a power cut must not make the log shorter than the noted position
         position = store.snapshot().flushed
         begun = Begun(self.batch, position, str(self.commit.folder), self.commit.staged)
-        note = replace(note, begun=begun, query=self.commit.query or note.query)
+        before, note = note, replace(note, begun=begun, query=self.commit.query or note.query)
         self.sinks.write(note)
         failpoint("sink.begun")
-        return self._end(note, begun, 0)[1]
+        try:
+            return self._end(note, begun, 0)[1]
+        except REFUSED as error:
+            store.flush_log()
+            there = self.sinks.appended_of(begun)
+            if there:
+                raise self._with_way_out(error, begun, there) from None
+            self.sinks.write(before)  # nothing was written, so nothing is unfinished
+            raise
 
     def _end(self, note: SinkNote, begun: Begun, there: int) -> tuple[SinkNote, int]:
         """Appends a batch from record number `there` on, and notes that it is complete."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,16 +87,20 @@ def check_staged(folder: Path, wanted: Iterable[StagedFile]) -> None:
             raise StoreIOError(f"a task staged {file.size_bytes} bytes, but the file has {found}", path=path)
 
 
-def staged_batches(folder: Path, wanted: Iterable[StagedFile]) -> Iterator[pa.RecordBatch]:
-    """The staged rows, file after file. Raises StoreIOError, and StoreFormatError for a file that differs from the
-    written one."""
+def staged_batches(
+    folder: Path, wanted: Iterable[StagedFile], columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The staged rows, file after file; with `columns` only these. Raises StoreIOError, and StoreFormatError for a file
+    that differs from the written one."""
+    included = None if columns is None else [STAGED.get_field_index(name) for name in columns]
+    options = pa.ipc.IpcReadOptions(included_fields=included)
     for file in wanted:
         path, rows = folder / file.name, 0
         try:
             with (
                 _opened(path) as fd,
                 io.FileIO(fd, "r", closefd=False) as raw,
-                pa.ipc.open_stream(raw) as stream,
+                pa.ipc.open_stream(raw, options=options) as stream,
             ):
                 for batch in stream:
                     rows += batch.num_rows
@@ -123,10 +127,11 @@ def _opened(path: Path) -> Iterator[int]:
         ) from error
 
 
-def clear_folder(folder: Path) -> None:
-    """Removes a job's folder with its staged files; a file that a late task has just written stays."""
+def clear_folder(folder: Path, but: Iterable[StagedFile] = ()) -> None:
+    """Removes a job's folder with its staged files except some; a file that a late task has just written stays."""
+    kept = {file.name for file in but}
     for entry in files.entries(folder):
-        if entry.name.endswith(SUFFIX):
+        if entry.name.endswith(SUFFIX) and entry.name not in kept:
             files.remove(Path(entry.path), durable=False)
     if folder.exists() and not files.entries(folder):
         files.remove_directory(folder)

@@ -25,7 +25,10 @@ from cystore.spark.options import (
     whole_number,
 )
 
-WRITE_NAMES = ("path", "topic", "stagingPath", "sinkId", "txnAppId", "txnVersion", "checkpointLocation")
+WRITE_NAMES = (
+    *("path", "topic", "stagingPath", "sinkId", "txnAppId", "txnVersion", "checkpointLocation"),
+    "dropUnfinished",
+)
 OF_STREAMS = frozenset({"queryname"})  # Spark passes it on
 STAGING_SUFFIX = ".staging"
 NAME_MAX = 1000  # of what a sink is called
@@ -60,6 +63,7 @@ class WriteOptions:
     topic: str | None = None
     sink: Sink | None = None
     version: int | None = None  # of a batch write; a stream's comes with each batch
+    given_up: int | None = None  # the number of an unfinished batch that is not to be finished
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -99,12 +103,18 @@ def parse_write(given: Mapping[str, str], *, overwrite: bool, stream: bool) -> W
     version = None
     if not stream and sink is not None:
         version = whole_number("txnVersion", options["txnversion"], 0)
+    given_up = options.get("dropunfinished")
+    if given_up is not None and sink is None:
+        raise StoreConfigError(
+            "dropUnfinished gives up a version of an application: name it with txnAppId and txnVersion"
+        )
     return WriteOptions(
         path=path,
         staging=os.path.realpath(local_path(staging)) if staging else path + STAGING_SUFFIX,
         topic=options.get("topic"),
         sink=sink,
         version=version,
+        given_up=None if given_up is None else whole_number("dropUnfinished", given_up, 0),
         settings=settings,
     )
 
