@@ -109,8 +109,8 @@ class Dispatcher:
 
     @property
     def lag_bytes(self) -> int:
-        """The bytes of log behind the position."""
-        return max(self._parts.reader.log_end - self.position, 0)
+        """The bytes of log behind the position that can still be got."""
+        return lag_bytes(self._parts, self.position)
 
     @property
     def error(self) -> BaseException | None:
@@ -358,6 +358,11 @@ def _write_begin(parts: Attachment, cursor: Cursor, begin: str) -> None:
     """Writes the first position. Under the lock."""
     position = last_position(parts) if begin == LAST else parts.control.min_physical_offset
     write_position(parts, cursor, position)
+
+
+def lag_bytes(parts: Attachment, position: int) -> int:
+    """The bytes of log behind a position that can still be got: cleaning may have removed some."""
+    return max(parts.reader.log_end - max(position, parts.control.min_physical_offset), 0)
 
 
 def last_position(parts: Attachment) -> int:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cystore._native.record.argument_checks import whole
 from cystore.arrivals.cursor import PREFIX, RUNNING, Cursor, checked_name, names, path_of
-from cystore.arrivals.dispatcher import FIRST, LAST, Dispatcher, Work, last_position, write_position
+from cystore.arrivals.dispatcher import (
+    FIRST,
+    LAST,
+    Dispatcher,
+    Work,
+    lag_bytes,
+    last_position,
+    write_position,
+)
 from cystore.attachment.attachment import Attachment
 from cystore.errors import (
     CorruptRecordError,
@@ -28,8 +36,9 @@ OFFSET_MAX = (1 << 62) - 1
 
 
 class DispatcherState(NamedTuple):
-    """The progress of a dispatcher. `lag_bytes`: the bytes of log that it has still to get. `runs`: a process runs it
-    now. `failures`: how often in a row its function has failed. `holds`: whether cleaning keeps the log for it."""
+    """The progress of a dispatcher. `lag_bytes`: the bytes of log that it has still to get, without log that was
+    cleaned away. `runs`: a process runs it now. `failures`: how often in a row its function has failed. `holds`:
+    whether cleaning keeps the log for it."""
 
     name: str
     position: int
@@ -147,7 +156,7 @@ def _state(parts: Attachment, name: str, holds: bool) -> DispatcherState:
         cursor.close()
     position = parts.control.min_physical_offset if state is None else state.position
     failures = state.failures if state is not None and runs else 0
-    return DispatcherState(name, position, max(parts.reader.log_end - position, 0), runs, failures, holds)
+    return DispatcherState(name, position, lag_bytes(parts, position), runs, failures, holds)
 
 
 def _position(parts: Attachment, to: int | str) -> int:

@@ -24,6 +24,7 @@ from cystore.errors import (
 )
 from cystore.system import files
 from tests.support.child import in_child
+from tests.support.clock import turn
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, open_small
 
@@ -535,3 +536,21 @@ def test_a_function_may_take_the_messages_out_of_its_list(store, monkeypatch):
         while not state(store, "fails").failures:
             failing.wait(0.01)
         assert isinstance(failing.error, ValueError)
+
+
+def test_the_lag_counts_only_log_that_can_still_be_got(tmp_path, monkeypatch):
+    """Seen: it counted log that cleaning had removed, so an alarm on it never ended."""
+    with open_small(tmp_path / "s") as store:
+        with store.dispatchers.add("search", lambda messages: None) as search:
+            assert search.wait(WAIT_S)
+        position = state(store).position
+        for number in range(200):
+            store.put("orders", bytes(500), queue_id=number % 2)
+        store.dispatch()
+        assert state(store).lag_bytes == store.wrote_position - position
+        store.flush()
+        turn(monkeypatch, 100 * 3_600_000)
+        store.clean()
+        left = store.wrote_position - store.stats()["min_physical_offset"]
+        assert store.stats()["min_physical_offset"] > position
+        assert state(store).lag_bytes == left
