@@ -137,7 +137,7 @@ def _others(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:
         "cystore_hole_bytes",
         "gauge",
         "Bytes of damaged ranges of the log.",
-        [({}, sum(hole.end - hole.begin for hole in holes))],
+        [({}, sum(end - begin for begin, end in holes))],
     )
     yield Metric(
         "cystore_disk_used_ratio", "gauge", "Used part of the disk.", [({}, store.used_disk_percent() / 100)]

@@ -333,3 +333,11 @@ def test_a_damaged_cursor_fails_no_scrape(tmp_path):
         assert [labels for labels, _ in found["cystore_dispatcher_lag_bytes"]] == [{"dispatcher": "sound"}]
         with pytest.raises(cystore.StoreFormatError, match="damaged"):
             store.dispatchers.states()
+
+
+def test_damaged_ranges_are_counted(path):
+    """Seen: the metrics of a store with one raised AttributeError."""
+    with cystore.open(path) as store:
+        store._attached().manifest.add_damage(100, 200, "bad checksum")
+        store._attached().manifest.add_damage(300, 350, "bad checksum")
+        assert by_name(metrics(store))["cystore_hole_bytes"] == {"": 150}
