@@ -32,6 +32,9 @@ def pxd_text() -> str:
     out += ["    const uint64_t CONTROL_MAGIC", "    const uint64_t LAYOUT_FINGERPRINT"]
     out += ['    const char* SCHEDULE_TOPIC_TEXT "SCHEDULE_TOPIC"', "    const int SCHEDULE_TOPIC_BYTES"]
     out += ["    const char* LMQ_PREFIX", "    const int LMQ_PREFIX_BYTES"]
+    out += [
+        "    bint own_topic(const uint8_t* topic, int64_t length)  # whether the store writes it for itself"
+    ]
     out += [f"    const char* PROPERTY_{name}" for name in layout.PROPERTIES]
     out += [f"    const int LOCK_{name.upper()}" for name in layout.MUTEX_NAMES]
     for bits in (16, 32, 64):

@@ -74,6 +74,12 @@ def header_text() -> str:
     ]
     out += [f'#define PROPERTY_{name} "{name}" /* {doc} */' for name, doc in layout.PROPERTIES.items()]
     out += [f"#define LOCK_{name.upper()} {i}" for i, name in enumerate(layout.MUTEX_NAMES)] + [""]
+    out += ["static inline int own_topic(const uint8_t *p, int64_t length) {"]
+    out += [
+        f'    if (length == {len(topic)} && memcmp(p, "{topic}", {len(topic)}) == 0) return 1;'
+        for topic in layout.OWN_TOPICS
+    ]
+    out += ["    return 0;", "}", ""]
     for bits in (16, 32, 64):
         swap = f"__builtin_bswap{bits}"
         out += [

@@ -114,6 +114,14 @@
 #define LOCK_DUTY_SCRUB 14
 #define LOCK_MANIFEST 15
 
+static inline int own_topic(const uint8_t *p, int64_t length) {
+    if (length == 19 && memcmp(p, "SCHEDULE_TOPIC_XXXX", 19) == 0) return 1;
+    if (length == 24 && memcmp(p, "RMQ_SYS_TRANS_HALF_TOPIC", 24) == 0) return 1;
+    if (length == 27 && memcmp(p, "RMQ_SYS_TRANS_OP_HALF_TOPIC", 27) == 0) return 1;
+    if (length == 26 && memcmp(p, "TRANS_CHECK_MAX_TIME_TOPIC", 26) == 0) return 1;
+    return 0;
+}
+
 static inline uint16_t load_be16(const uint8_t *p) {
     uint16_t v;
     memcpy(&v, p, sizeof v);

@@ -78,6 +78,7 @@ cdef extern from "layout.h" nogil:
     const int SCHEDULE_TOPIC_BYTES
     const char* LMQ_PREFIX
     const int LMQ_PREFIX_BYTES
+    bint own_topic(const uint8_t* topic, int64_t length)  # whether the store writes it for itself
     const char* PROPERTY_KEYS
     const char* PROPERTY_TAGS
     const char* PROPERTY_UNIQ_KEY

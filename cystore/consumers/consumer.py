@@ -27,7 +27,7 @@ from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s, wait_s
 from cystore.consumers.groups import FIRST, LAST, OFFSET_MAX, GroupTable
 from cystore.consumers.in_flight import QueueInFlight
-from cystore.consumers.names import checked_group, checked_topic, retry_topic
+from cystore.consumers.names import checked_topic, retry_topic, users_group
 from cystore.consumers.retries import retry_of
 from cystore.consumers.shares import Leases, Member
 from cystore.consumers.table import NO_OFFSET
@@ -41,7 +41,7 @@ from cystore.errors import (
     StoreError,
 )
 from cystore.filters.given_filter import Filter
-from cystore.layout import LMQ_PREFIX
+from cystore.layout import LMQ_PREFIX, refuse_own_topic
 from cystore.results import GetStatus
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads
@@ -92,7 +92,7 @@ class Consumer:
         max_reconsume_times: int,
         max_in_flight: int,
     ) -> None:
-        self.group = checked_group(group)
+        self.group = users_group(group)
         self.topics = _checked_topics(topics)
         self._has_light = any(topic.startswith(LMQ_PREFIX) for topic in self.topics)
         wanted(tags, filter)  # raises for a value that is not a filter
@@ -462,6 +462,8 @@ def _checked_topics(topics: object) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(map(checked_topic, [topics] if isinstance(topics, str) else topics)))
     if not found:
         raise StoreConfigError("topics: name at least one")
+    for topic in found:
+        refuse_own_topic(topic, "topics", StoreConfigError)
     return found
 
 

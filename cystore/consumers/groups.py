@@ -12,7 +12,7 @@ from cystore._native.lookup.get_result import GetResult
 from cystore._native.record.argument_checks import whole
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s, wait_s
-from cystore.consumers.names import checked_group, checked_topic
+from cystore.consumers.names import checked_group, checked_topic, users_group
 from cystore.consumers.offset_file import Key
 from cystore.consumers.table import NO_OFFSET, Behind, OffsetTable, Reads
 from cystore.derived.reading.by_time import LOWER
@@ -189,6 +189,10 @@ class Groups:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Moves a group to an offset of a queue, forward or back (commitOffset). Raises OffsetError beyond the
         queue's end, StoreNotWritableError, StoreConfigError."""
+        self.move(users_group(group), topic, queue_id, offset)
+
+    def move(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """`commit`, also for the groups of the store itself."""
         key, offset = _key(topic, group, queue_id), whole("offset", offset, 0, OFFSET_MAX, StoreConfigError)
         found = self._writable()
         slot = found.parts.control.find_queue(key[0], key[2])
@@ -211,7 +215,7 @@ class Groups:
         Running consumers of the group follow within a second. Messages that they gave out before and that are not
         acknowledged then no longer count as given. Raises StoreConfigError for a topic without queues.
         """
-        group, topic = checked_group(group), checked_topic(topic)
+        group, topic = users_group(group), checked_topic(topic)
         if to not in (FIRST, LAST):
             to = whole("to", to, 0, OFFSET_MAX, StoreConfigError)
         if queue_id is not None:
@@ -246,7 +250,7 @@ class Groups:
     def remove(self, group: str) -> int:
         """Forgets the offsets of a group, and saves that; returns their number (removeOffset). Its retry topic and
         dead letters stay until they expire."""
-        group = checked_group(group)
+        group = users_group(group)
         found, removed = self._writable(), 0
         for row, offset in enumerate(found.table.offsets()):
             if found.table.keys[row][1] == group and offset != NO_OFFSET:

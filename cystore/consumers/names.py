@@ -7,6 +7,7 @@ import re
 from cystore._native.record.argument_checks import any_text
 from cystore.derived.files.offsets import TOPIC
 from cystore.errors import StoreConfigError
+from cystore.layout import OWN_GROUPS
 
 RETRY_PREFIX, DEAD_LETTER_PREFIX = "%RETRY%", "%DLQ%"
 SEPARATOR = "@"  # between topic and group in the offset table
@@ -23,6 +24,15 @@ def checked_group(group: object) -> str:
         raise StoreConfigError(
             f"group: {name!r} must be 1 to {GROUP_BYTES_MAX} characters of letters, digits, % | _ and -"
         )
+    return name
+
+
+def users_group(group: object) -> str:
+    """The name of a group that a program moves, or consumes for. Raises StoreConfigError, also for a group whose
+    offsets are notes of the store."""
+    name = checked_group(group)
+    if name in OWN_GROUPS:
+        raise StoreConfigError(f"group: the offsets of {name} are notes of the store; give another name")
     return name
 
 

@@ -62,7 +62,17 @@ from cystore.layout.shapes import (
     Shared,
 )
 from cystore.layout.sys_flags import IN_QUEUE, NOT_IN_INDEX, takes_index_entry, takes_queue_offset
-from cystore.layout.topics import DISCARDED_TOPIC, HALF_TOPIC, LMQ_PREFIX, OP_TOPIC, SCHEDULE_TOPIC
+from cystore.layout.topics import (
+    DISCARDED_TOPIC,
+    HALF_TOPIC,
+    LMQ_PREFIX,
+    OP_TOPIC,
+    OWN_GROUPS,
+    OWN_TOPICS,
+    SCHEDULE_TOPIC,
+    TRANSACTION_GROUP,
+    refuse_own_topic,
+)
 from cystore.layout.version import LAYOUT_VERSION, RELEASE
 
 CONSTANTS: Constants = {
@@ -111,6 +121,8 @@ __all__ = [
     "MUTEX_NAMES",
     "NOT_IN_INDEX",
     "OP_TOPIC",
+    "OWN_GROUPS",
+    "OWN_TOPICS",
     "PACKED_MUTEX_BYTES",
     "PROPERTIES",
     "QUEUE_ENTRY",
@@ -123,6 +135,7 @@ __all__ = [
     "RELEASE",
     "SCHEDULE_TOPIC",
     "TOTAL_SIZE",
+    "TRANSACTION_GROUP",
     "TYPE_BYTES",
     "WORDS_OF_DUTY",
     "DiskStruct",
@@ -134,6 +147,7 @@ __all__ = [
     "field_of",
     "fingerprint",
     "record_store_timestamp",
+    "refuse_own_topic",
     "takes_index_entry",
     "takes_queue_offset",
 ]

@@ -18,6 +18,7 @@ from cystore.derived.reading.reader import INT32_MAX
 from cystore.engine.log.append_policy import FLUSH_REPLICATED, FLUSH_SYNC
 from cystore.errors import MessageIllegalError, StoreConfigError, StoreError
 from cystore.ha.role import role_of
+from cystore.layout import refuse_own_topic
 from cystore.system.key_lock import NameLocks
 from cystore.system.threads import os_threads
 
@@ -49,6 +50,7 @@ def put_once(
 ) -> PutOnce:
     """See MessageStore.put_once."""
     topic = text("topic", topic, MessageIllegalError)
+    refuse_own_topic(topic)
     key = text("dedup_key", dedup_key, MessageIllegalError)
     if not key:
         raise MessageIllegalError("dedup_key: must not be empty")

@@ -119,7 +119,7 @@ class StoreUpkeep(ABC):
         stay in the log until their segment expires, so `query`, `read` and `scan` find them until then. Delayed
         messages are still delivered. The log becomes durable first: after a power cut a deletion must not outlive its
         records, because a member gets other records in their places from its master.
-        Raises StoreConfigError for the topic of delayed messages, FlushFailedError.
+        Raises StoreConfigError for a topic that the store writes for itself, FlushFailedError.
         """
         parts = self._writable()
         topic = any_text("topic", topic, StoreConfigError)

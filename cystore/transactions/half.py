@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cystore._native.record.message import Message, PutResult, due_message
 from cystore._native.record.properties import changed_properties, message_for_topic
 from cystore.errors import MessageIllegalError
-from cystore.layout import CONSTANTS, DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
+from cystore.layout import CONSTANTS, DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC, OWN_TOPICS, refuse_own_topic
 
 OUTCOME = "TRANSACTION_OUTCOME"
 COMMITTED, ROLLED_BACK, ASKED_AGAIN, DISCARDED = "commit", "rollback", "again", "discard"
@@ -20,7 +20,6 @@ CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
 PREPARED, PRODUCER_GROUP = "TRAN_MSG", "PGROUP"
 RESERVED = (PREPARED, PRODUCER_GROUP, CHECK_TIMES)  # `put` refuses REAL_TOPIC and REAL_QID
-RESERVED_TOPICS = (HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC)
 ENDED_TAG = "d"  # TransactionalMessageUtil.REMOVETAG
 OFFSET_DIGITS_MAX = 19
 
@@ -43,8 +42,7 @@ class HalfMessage(NamedTuple):
 
 def half_of(message: Message, host: bytes, producer_group: str) -> Message:
     """The half message for a message that is to be put. Raises MessageIllegalError."""
-    if message.topic in RESERVED_TOPICS:
-        raise MessageIllegalError(f"topic: {message.topic} is reserved for messages of the store")
+    refuse_own_topic(message.topic)
     notes = {
         PREPARED: "true",
         PRODUCER_GROUP: producer_group,
@@ -76,7 +74,7 @@ def read_half(stored: Message) -> HalfMessage:
     """The handle of a stored half message. Raises ValueError if it does not name its target queue."""
     properties = stored.properties
     topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE, "")
-    if not topic or topic in (HALF_TOPIC, OP_TOPIC):
+    if not topic or topic in OWN_TOPICS:
         raise ValueError(f"its {REAL_TOPIC} is {topic!r}")
     if not (queue_id.isascii() and queue_id.isdecimal() and int(queue_id) <= 0x7FFFFFFF):
         raise ValueError(f"its {REAL_QUEUE} is {queue_id!r}")

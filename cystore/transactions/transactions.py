@@ -288,8 +288,8 @@ class Transactions:
         """Lets the next table begin behind the ended transactions."""
         table.catch_up()  # the ends of this turn
         half_offset, op_offset = table.begins()
-        self._store.groups.commit(GROUP, HALF_TOPIC, 0, half_offset)
-        self._store.groups.commit(GROUP, OP_TOPIC, 0, op_offset)
+        self._store.groups.move(GROUP, HALF_TOPIC, 0, half_offset)
+        self._store.groups.move(GROUP, OP_TOPIC, 0, op_offset)
 
 
 _COUNTED = {

@@ -25,7 +25,7 @@ from cystore._native.record.argument_checks cimport exact_bytes, exact_text, exa
 from cystore._native.layout cimport (
     BLANK_SIZE_MIN, DELAY_PROPERTY_ROOM, FLAG_DISK_FULL, HOST_V4_BYTES, PROPERTIES_BYTES_MAX,
     RECORD_FIXED_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES,
-    SYS_FLAG_BORN_HOST_V6, SYS_FLAG_EXPIRES, SYS_FLAG_STORE_HOST_V6, TOPIC_BYTES_MAX, takes_queue_offset
+    SYS_FLAG_BORN_HOST_V6, SYS_FLAG_EXPIRES, SYS_FLAG_STORE_HOST_V6, TOPIC_BYTES_MAX, own_topic, takes_queue_offset
 )
 from cystore._native.record.message cimport (
     Message, PutArguments, PutResult, given_body, message_view, put_result
@@ -34,7 +34,7 @@ from cystore._native.record.properties cimport (property_buffer, property_room, 
 from cystore._native.append.put cimport (
     FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_EXPIRES_AT_MS, PUT_FLAG,
     PUT_FLUSH, PUT_KEYS, PUT_PROPERTIES, PUT_QUEUE_ID, PUT_TAGS, PUT_UNIQUE_KEY, TAIL_BYTES,
-    TOPIC_CACHE, cached_topic, exact_topic, forbidden, int32_of, place_topic, put_options, refuse_waiting,
+    TOPIC_CACHE, cached_topic, exact_topic, forbidden, int32_of, place_topic, put_options, refuse_own,
     set_born_host, set_store_host, topic_place
 )
 from cystore._native.memory.queue_table cimport control_find_queue
@@ -179,7 +179,7 @@ cdef class Appender(AppendLoop):
                     f"topic: {topic!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, digits, % | _ and -")
             place_topic(cached, <PyObject*>topic, <const uint8_t*>text, <int32_t>length, queue_id)
         cached.entry = control_find_queue(self.target.block, cached.text, cached.length, queue_id)
-        cached.fast = NULL if cached.entry == NULL or cached.length == SCHEDULE_TOPIC_BYTES else <PyObject*>topic
+        cached.fast = NULL if cached.entry == NULL or own_topic(cached.text, cached.length) else <PyObject*>topic
         return 0
 
     cdef inline int _body(self, object body, append_item* item) except -1:
@@ -213,10 +213,10 @@ cdef class Appender(AppendLoop):
         set_store_host(item, self.store_host if given.store_host is None else <bytes>given.store_host)
         return 0
 
-    cdef inline int _own_topic(self, object topic, int32_t queue_id, append_item* item) except -1:
-        """Like `_topic`, for a topic that the user chose: refuses the topic of waiting messages."""
+    cdef inline int _users_topic(self, object topic, int32_t queue_id, append_item* item) except -1:
+        """Like `_topic`, for a topic that a program chose: refuses those that the store writes for itself."""
         self._topic(topic, queue_id, item)
-        return 0 if item.topic_len != SCHEDULE_TOPIC_BYTES else refuse_waiting(topic, item)
+        return refuse_own(item) if own_topic(item.topic, item.topic_len) else 0
 
     cdef int _delay(self, int32_t level, append_item* item, property_buffer* buffer) except -1:
         """Makes a message, whose properties are in the buffer, wait for its time (CommitLog.asyncPutMessage). Prepared
@@ -309,7 +309,7 @@ cdef class Appender(AppendLoop):
         self._enter()
         try:
             topic = exact_topic(topic)  # a reference until the end: other calls may replace the topic in the cache
-            self._own_topic(topic, options.queue_id, &item)
+            self._users_topic(topic, options.queue_id, &item)
             item.flag = options.flag
             body = exact_bytes(body)
             self._body(body, &item)
@@ -364,19 +364,20 @@ cdef class Appender(AppendLoop):
         if self.target.block == NULL:
             return self.policy.revive().put_many(messages, flush=flush, batch=batch)
         wanted = self._wanted_flush(flush)
-        return self._put_batch(messages, wanted, self.policy, forbidden(wanted), batch, batch)
+        return self._put_batch(messages, wanted, self.policy, forbidden(wanted), batch, batch, False)
 
     def put_with(self, policy, messages, *, bint makes_space=False, bint together=False):
         """`put_many` without a flush, for a caller that holds a lock: another policy removes the obstacles. Its errors
         end the call; `results` of a StoreError hold the messages that were appended before. With `makes_space` the call
         also works on a disk that is fuller than the settings allow. `together`: one segment holds all messages, so a
-        kill leaves all of them or none."""
+        kill leaves all of them or none. The messages are the store's: topics of its own are not refused."""
         cdef uint32_t forbidding = FORBID_WRITING
         if makes_space:
             forbidding &= ~<uint32_t>FLAG_DISK_FULL
-        return self._put_batch(messages, 0, policy, forbidding, together, False)
+        return self._put_batch(messages, 0, policy, forbidding, together, False, True)
 
-    cdef list _put_batch(self, messages, int flush, object policy, uint32_t forbidding, bint together, bint is_batch):
+    cdef list _put_batch(self, messages, int flush, object policy, uint32_t forbidding, bint together, bint is_batch,
+                         bint is_own):
         cdef list batch
         cdef append_item* items = NULL
         cdef append_item* item
@@ -411,6 +412,8 @@ cdef class Appender(AppendLoop):
                 given = message.given
                 if given is None:  # a stored message, or one without a topic, which is refused
                     self._topic(exact_topic(message.topic), message._queue_id, item)
+                    if not is_own and own_topic(item.topic, item.topic_len):
+                        refuse_own(item)
                     view = message_view(message)
                     _set_numbers(item, view.flag, view.sys_flag, view.reconsume_times, view.born_timestamp,
                                  view.prepared_transaction_offset)
@@ -421,7 +424,7 @@ cdef class Appender(AppendLoop):
                     if self.light_queues_max:
                         light_check(self.target.block, item, &buffer, self.light_queues_max)
                     set_born_host(item, view.born_host, view.born_host_len)
-                elif given.stored_properties is not None:
+                elif given.stored_properties is not None:  # a copy, which only the store makes
                     self._take_given(given, item)
                     self._topic(message._topic, message._queue_id, item)
                     item.body = <const uint8_t*>PyBytes_AS_STRING(<object>message._body)
@@ -435,7 +438,9 @@ cdef class Appender(AppendLoop):
                     if last_topic is None or message._topic is not last_topic:  # else it is a str that `references` has
                         last_topic = exact_topic(message._topic)
                         references.append(last_topic)
-                    self._own_topic(last_topic, message._queue_id, item)
+                    self._topic(last_topic, message._queue_id, item)
+                    if not is_own and own_topic(item.topic, item.topic_len):
+                        refuse_own(item)
                     body = given_body(message)
                     if not PyBytes_CheckExact(body):
                         body = exact_bytes(body)

@@ -102,8 +102,8 @@ cdef inline uint32_t forbidden(int flush) noexcept:
 
 
 cdef str exact_topic(object topic)
-# Refuses the topic of waiting messages.
-cdef int refuse_waiting(object topic, append_item* item) except -1
+# Refuses a topic that the store writes for itself (`own_topic`).
+cdef int refuse_own(const append_item* item) except -1
 
 
 cdef inline cached_topic* topic_place(FastAppender self, PyObject* topic, int32_t queue_id) noexcept:

@@ -7,7 +7,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_REFCNT, Py_XDECREF, Py_XINCREF
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
 from cystore._native.append.append cimport APPEND_OK, append_one, counter_now, expect_turn
 from cystore._native.append.arguments cimport (
@@ -16,8 +16,7 @@ from cystore._native.append.arguments cimport (
 )
 from cystore._native.layout cimport (
     HOST_V4_BYTES, LOCK_APPEND, PROPERTY_END, RECORD_SIZE_MIN, RECORD_TAIL_FIXED_BYTES, RECORD_TOPIC_LENGTH_BYTES,
-    SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT,
-    control_block, queue_entry, store_be16
+    control_block, own_topic, queue_entry, store_be16
 )
 from cystore._native.memory.locks cimport control_enter, control_unlock, control_wake_queue, control_wake_sleepers
 from cystore._native.memory.queue_table cimport control_find_queue
@@ -30,6 +29,7 @@ from cystore._native.record.record_write cimport append_item, failpoint
 import sys
 
 from cystore.errors import MessageIllegalError
+from cystore.layout import refuse_own_topic
 
 cdef extern from "free_lock.h" nogil:
     bint free_lock_compare()
@@ -54,11 +54,8 @@ cdef str exact_topic(object topic):
     return <str>sys.intern(exact_text("topic", topic, MessageIllegalError))
 
 
-cdef int refuse_waiting(object topic, append_item* item) except -1:
-    """Refuses the topic of waiting messages. Called for a topic of the same length."""
-    if memcmp(item.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
-        raise MessageIllegalError(f"topic: {topic} is reserved for delayed messages; put to the message's own "
-                                  "topic with delay_level")
+cdef int refuse_own(const append_item* item) except -1:
+    refuse_own_topic(item.topic[:item.topic_len].decode("ascii"))
     return 0
 
 
@@ -106,7 +103,7 @@ cdef bint learn_queue(control_block* block, cached_topic* cached, PyObject* topi
     if not (PyUnicode_CheckExact(<object>topic) and PyUnicode_IS_COMPACT_ASCII(<object>topic)):
         return False
     text, length = <const uint8_t*>PyUnicode_DATA(<object>topic), PyUnicode_GET_LENGTH(<object>topic)
-    if length == SCHEDULE_TOPIC_BYTES or not topic_valid(text, length):
+    if not topic_valid(text, length) or own_topic(text, length):
         return False
     entry = control_find_queue(block, text, <int>length, queue_id)
     if entry == NULL:

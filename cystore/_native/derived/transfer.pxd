@@ -10,7 +10,7 @@ from cystore._native.record.record_view cimport record_view, same_text
 cdef enum TargetStatus:
     TARGET_OK = 0
     TARGET_NO_TOPIC = 1
-    TARGET_RESERVED = 2     # a topic of messages that wait
+    TARGET_RESERVED = 2     # a topic that the store writes for itself
     TARGET_BAD_QUEUE = 3
 
 # Where a delayed message goes to. The pointers lead into its properties; length 0: it names none.

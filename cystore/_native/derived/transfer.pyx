@@ -13,7 +13,7 @@ from libc.string cimport memchr, memcmp, memcpy
 from cystore._native.layout cimport (
     PROPERTIES_BYTES_MAX, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES, PROPERTY_DELAY_SOURCE,
     PROPERTY_DELAY_SOURCE_BYTES, PROPERTY_END, PROPERTY_NAME_END, PROPERTY_REAL_QID, PROPERTY_REAL_QID_BYTES,
-    PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT
+    PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, own_topic
 )
 from cystore._native.record.message cimport Message, message_copy, message_view
 from cystore._native.record.properties cimport property_buffer, property_room, put_decimal
@@ -22,7 +22,6 @@ from cystore._native.record.record_view cimport record_view, same_text
 
 from cystore._native.record.properties import changed_properties
 from cystore.errors import MessageIllegalError
-from cystore.layout import HALF_TOPIC
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object text)
@@ -35,9 +34,6 @@ cdef enum:
     SOURCE_BYTES = 96   # of four numbers, and what is between them
     SEPARATOR = 58      # a colon
 
-cdef bytes _half_topic = HALF_TOPIC.encode()
-cdef const uint8_t* HALF = <const uint8_t*>PyBytes_AS_STRING(_half_topic)
-cdef int HALF_BYTES = <int>PyBytes_GET_SIZE(_half_topic)
 cdef str SOURCE = PROPERTY_DELAY_SOURCE.decode()
 
 
@@ -67,9 +63,7 @@ cdef int transfer_target_of(const record_view* v, transfer_target* target) noexc
             target.queue = pair
     if target.topic.value_len == 0:
         return TARGET_NO_TOPIC
-    if (target.topic.value_len == SCHEDULE_TOPIC_BYTES
-            and memcmp(target.topic.value, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0) \
-            or (target.topic.value_len == HALF_BYTES and memcmp(target.topic.value, HALF, HALF_BYTES) == 0):
+    if own_topic(target.topic.value, target.topic.value_len):
         return TARGET_RESERVED
     return TARGET_OK if _queue_id_of(&target.queue, &target.queue_id) else TARGET_BAD_QUEUE
 

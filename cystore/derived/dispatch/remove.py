@@ -25,7 +25,7 @@ from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.engine.manifest.removed_queues import RemovedQueue
 from cystore.errors import StoreConfigError
-from cystore.layout import SCHEDULE_TOPIC
+from cystore.layout import refuse_own_topic
 from cystore.system.threads.reentry import undisturbed
 from cystore.value_class import value_class
 
@@ -54,11 +54,9 @@ class QueueRemover:
 
     def delete_topic(self, topic: str, with_it: Callable[[Facts], Facts] = lambda facts: facts) -> Removal:
         """Removes every queue of a topic, with all messages that are in it by now. `with_it` changes the manifest by
-        the same write that enters the removal. Raises StoreConfigError for the topic of delayed messages."""
-        if topic == SCHEDULE_TOPIC:
-            raise StoreConfigError(
-                f"{SCHEDULE_TOPIC} contains the messages that are still delayed, and cannot be deleted"
-            )
+        the same write that enters the removal. Raises StoreConfigError for a topic that the store writes for
+        itself."""
+        refuse_own_topic(topic, "delete_topic", StoreConfigError)
         self._dispatcher.run_to_end()
         control, rows, messages = self._control, [], 0
         known = self._manifest.snapshot().removed

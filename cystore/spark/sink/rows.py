@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from cystore._native.record.message import RESERVED_PROPERTIES, Message
 from cystore.config import StoreConfig
 from cystore.errors import MessageIllegalError, StoreConfigError
-from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
+from cystore.layout import CONSTANTS, OWN_TOPICS, refuse_own_topic
 
 SINK_PROPERTY = "SPARK_BATCH"  # "sink id:batch:number in the batch"
 SINK_PROPERTY_BYTES = len(SINK_PROPERTY) + 2 + 16 + 1 + 19 + 1 + 19
@@ -101,8 +101,7 @@ def check_topic(topic: str, where: str) -> None:
         raise MessageIllegalError(
             f"{where}: topic {topic!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, digits, % | _ and -"
         )
-    if topic == SCHEDULE_TOPIC:
-        raise MessageIllegalError(f"{where}: {topic} is reserved for delayed messages")
+    refuse_own_topic(topic, where)
 
 
 @dataclass
@@ -149,7 +148,7 @@ class RowEncoder:
         )
         column = column.cast(pa.string())
         for topic in pc.unique(column).to_pylist():
-            if not _TOPIC.fullmatch(topic) or topic == SCHEDULE_TOPIC:
+            if not _TOPIC.fullmatch(topic) or topic in OWN_TOPICS:
                 check_topic(topic, self._at(pc.index(column, topic).as_py()))
         return column
 

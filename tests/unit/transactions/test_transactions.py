@@ -12,10 +12,11 @@ import pytest
 import cystore
 from cystore import GetStatus, HalfMessage, Message, MessageIllegalError, TransactionError
 from cystore._native.record.message import due_message
-from cystore.layout import DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC
+from cystore.layout import DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC, OWN_TOPICS
 from cystore.transactions.table import GROUP, OPS_IN_RUN
 from cystore.transactions.transactions import Transactions
 from tests.support.process import Process
+from tests.support.small_stores import put_own
 
 AT_ONCE = {"transaction_timeout_ms": 0, "transaction_check_interval_ms": 0}
 
@@ -190,12 +191,12 @@ def test_rocketmqs_own_half_and_op_messages_are_understood(store):
     for name in ("a", "b"):
         half = store.begin("orders", name.encode())
         assert store.open_transactions()[-1] == half
-    store.put(OP_TOPIC, b"0", tags="d", unique_key="7F00")
-    store.put(OP_TOPIC, b"no number", tags="d")
-    store.put(OP_TOPIC, b"1", tags="x")
+    put_own(store, Message(topic=OP_TOPIC, body=b"0", tags="d", unique_key="7F00"))
+    put_own(store, Message(topic=OP_TOPIC, body=b"no number", tags="d"))
+    put_own(store, Message(topic=OP_TOPIC, body=b"1", tags="x"))
     (left,) = store.open_transactions()
     assert left.id == half.id
-    store.put(HALF_TOPIC, b"names no topic")
+    put_own(store, Message(topic=HALF_TOPIC, body=b"names no topic"))
     assert store.open_transactions() == [half]
 
 
@@ -234,9 +235,10 @@ def test_closed_and_read_only_stores_refuse(tmp_path):
             call(half)
 
 
-def test_a_half_message_that_was_removed_is_told(store):
+def test_a_half_message_whose_queue_was_removed_is_ended_by_its_handle(store, monkeypatch):
     half = store.begin("orders", b"one")
     store.open_transactions()
+    monkeypatch.delitem(OWN_TOPICS, HALF_TOPIC)  # an earlier version deleted it
     store.delete_topic(HALF_TOPIC)
     store.put_many([Message(topic="x", body=bytes(1000)) for _ in range(10)])
     assert store.commit(half).queue_offset == 0  # the log still has it
