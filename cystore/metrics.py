@@ -209,6 +209,10 @@ def _of_groups(store: MessageStore) -> Iterator[Metric]:
         "cystore_group_lag_messages", "gauge", "Messages that a consumer group has not committed.",
         [({"group": group}, lag) for group, lag in groups.items()],
     )  # fmt: skip
+    yield Metric(
+        "cystore_internal_group_lag_messages", "gauge", "Messages that a group of the store itself has not noted.",
+        [({"group": group}, lag) for group, lag in store.groups.lags(internal=True).items()],
+    )  # fmt: skip
     reads = store.groups.all_reads()
     for name, kind, text, field, total, factor in _OF_GROUPS:
         samples: Samples = [

@@ -18,7 +18,7 @@ from cystore.consumers.table import NO_OFFSET, Behind, OffsetTable, Reads
 from cystore.derived.reading.by_time import LOWER
 from cystore.errors import OffsetError, StoreConfigError
 from cystore.filters.given_filter import Filter
-from cystore.layout import CONSTANTS, TOTAL_SIZE, field_of, record_store_timestamp
+from cystore.layout import CONSTANTS, OWN_GROUPS, TOTAL_SIZE, field_of, record_store_timestamp
 from cystore.results import GetStatus
 from cystore.system.threads import os_threads
 
@@ -110,9 +110,10 @@ class Groups:
 
     # ------------------------------------------------------------------------------------------- offsets and lag
 
-    def names(self) -> list[str]:
-        """All groups that have an offset, sorted."""
-        return sorted({group for (_, group, _), _ in self._offsets()})
+    def names(self, *, internal: bool = False) -> list[str]:
+        """All groups that have an offset, sorted. With `internal` instead the groups whose offsets are notes of the
+        store itself."""
+        return sorted({group for (_, group, _), _ in self._offsets() if (group in OWN_GROUPS) is internal})
 
     def offsets(self, group: str) -> dict[tuple[str, int], int]:
         """The offsets of a group by (topic, queue id); empty for an unknown group."""
@@ -153,15 +154,16 @@ class Groups:
             rows.append(QueueLag(topic, queue_id, offset, minimum, end, max(end - max(offset, minimum), 0)))
         return sorted(rows)
 
-    def lags(self) -> dict[str, int]:
+    def lags(self, *, internal: bool = False) -> dict[str, int]:
         """The number of messages that each group has still to get, over all its queues, by group. One pass over the
-        table: 8,000 queues take a few milliseconds."""
+        table: 8,000 queues take a few milliseconds. With `internal` instead the groups whose offsets are notes of the
+        store itself: that of transactions."""
         found = self._table()
         following, minimum = found.parts.reader.shown_ends(), found.parts.control.queue_minimum
         totals: dict[str, int] = {}
         offsets = found.table.offsets()
         for (_, group, queue_id), offset, slot in zip(found.table.keys, offsets, found.slots(), strict=False):
-            if offset == NO_OFFSET or queue_id < 0:
+            if offset == NO_OFFSET or queue_id < 0 or (group in OWN_GROUPS) is not internal:
                 continue
             if slot < 0:
                 totals.setdefault(group, 0)

@@ -29,7 +29,10 @@ def _opened(args: argparse.Namespace) -> Any:
 
 def _groups(args: argparse.Namespace) -> int:
     with _opened(args) as store:
-        rows = [_group_object(store, group, lag) for group, lag in store.groups.lags().items()]
+        rows = [
+            _group_object(store, group, lag)
+            for group, lag in store.groups.lags(internal=args.internal).items()
+        ]
     if args.json:
         for row in rows:
             write_json(row)
@@ -52,6 +55,15 @@ def _group_object(store: MessageStore, group: str, lag: int) -> dict[str, Any]:
         "queues": len(queues),
         "lag": lag,
     }
+
+
+def _groups_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--internal",
+        action="store_true",
+        help="the groups whose offsets are notes of the store itself instead",
+    )
+    add_json(parser, "one JSON object a group")
 
 
 def _lag_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,13 +94,13 @@ COMMAND = Command(
     description=(
         "Writes each consumer group that has an offset, with its topics, the number of its queues, and the "
         "number of messages that it has\n"
-        "still to get. Changes nothing. Exit code 1: there is none."
+        "still to get. Groups of the store itself are left out. Changes nothing. Exit code 1: there is none."
     ),
     examples=(
         "cystore groups /var/lib/app/store",
         "cystore groups /var/lib/app/store --json",
     ),
-    add_arguments=lambda parser: add_json(parser, "one JSON object a group"),
+    add_arguments=_groups_arguments,
     run=_groups,
 )
 LAG = Command(

@@ -13,6 +13,7 @@ import cystore
 from cystore import clock
 from cystore.consumers.offset_file import read_consumer_offsets, render
 from cystore.consumers.table import HEADER_BYTES, ROW_BYTES
+from cystore.metrics import metrics
 from tests.support.process import Process
 
 pytestmark = pytest.mark.unsanitized  # about one file
@@ -350,3 +351,24 @@ def test_a_commit_beside_a_close_writes_to_no_other_file(tmp_path, monkeypatch):
             other.close()
     with cystore.open(tmp_path / "s") as store:
         assert store.groups.offset("billing", "orders", 0) == 2
+
+
+def test_the_group_of_transactions_is_none_of_the_programs(tmp_path):
+    """Seen: CID_RMQ_SYS_TRANS stood among the groups, with a lag that no program works off."""
+    with cystore.open(tmp_path / "s", transaction_timeout_ms=0) as store:
+        store.put("orders", b"1")
+        store.groups.commit("billing", "orders", 0, 0)
+        store.commit(store.begin("orders", b"2"))
+        store.begin("orders", b"3")
+        store.check_transactions(lambda half, message: None)
+        assert store.groups.lags() == {"billing": 2} and store.groups.names() == ["billing"]
+        assert (
+            list(store.groups.lags(internal=True))
+            == store.groups.names(internal=True)
+            == ["CID_RMQ_SYS_TRANS"]
+        )
+        found = {one.name: one.samples for one in metrics(store)}
+        assert [labels for labels, _ in found["cystore_group_lag_messages"]] == [{"group": "billing"}]
+        assert [labels for labels, _ in found["cystore_internal_group_lag_messages"]] == [
+            {"group": "CID_RMQ_SYS_TRANS"}
+        ]
