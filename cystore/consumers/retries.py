@@ -4,6 +4,9 @@
 A message that was not processed waits at a delay level for `%RETRY%group`, with one more in `reconsume_times`. After
 `max_reconsume_times` it goes to `%DLQ%group`. Its properties name its first place: RETRY_TOPIC is its topic,
 ORIGIN_MESSAGE_ID its message id in RocketMQ's spelling.
+
+Each group counts for itself: a message that does not come from the group's own retry topic was not consumed again by
+this group. RocketMQ counts over all groups, so a second group that reads a dead letter cannot retry it there.
 """
 
 from __future__ import annotations
@@ -20,6 +23,11 @@ FIRST_LEVEL = 3  # of a message that was consumed once
 NOT_COPIED = (SOURCE, DUE, "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
 
 
+def times_in_group(message: Message, group: str) -> int:
+    """How often a message came to this group again."""
+    return message.reconsume_times if message.topic == retry_topic(group) else 0
+
+
 def retry_of(
     message: Message, group: str, delay_level: int, max_reconsume_times: int, levels: int
 ) -> Message:
@@ -28,7 +36,7 @@ def retry_of(
     `delay_level` 0 is 3 + reconsume_times; a negative level makes a dead letter at once. A level above the store's
     `levels` counts as the last one.
     """
-    times = message.reconsume_times
+    times = times_in_group(message, group)
     dead = times >= max_reconsume_times or delay_level < 0
     level = 0 if dead else min(delay_level or FIRST_LEVEL + times, levels)
     properties = message.properties

@@ -271,3 +271,30 @@ said = os.read(begun, 1000).decode()
         assert (
             other.do("consumer = store.consumer('billing', 'orders'); len(consumer.poll(timeout_s=60))") == 2
         )
+
+
+# ---------------------------------------------------------------------------------- messages that cannot be sent back
+
+
+def dead_letters(store, group="billing"):
+    return [bytes(one.body) for one in store.get(f"%DLQ%{group}", 0, 0).messages]
+
+
+def test_a_second_group_retries_the_dead_letters_of_the_first(tmp_path):
+    """Seen: the first group's count was kept, so the message became a dead letter of the second at once."""
+    with opened(tmp_path / "s") as store:
+        store.put("orders", b"bad")
+        with store.consumer("billing", "orders", max_reconsume_times=1) as consumer:
+            assert consumer.retry(taken(consumer, 1)[0])
+            assert consumer.retry(taken(consumer, 1)[0])
+        assert dead_letters(store) == [b"bad"]
+        for topic in ("%DLQ%billing", "%RETRY%billing"):
+            group = f"second-{topic[1:4]}"
+            with store.consumer(group, topic, max_reconsume_times=2) as consumer:
+                for times in (1, 2):
+                    assert consumer.retry(taken(consumer, 1)[0])
+                    assert dead_letters(store, group) == []
+                    assert store.wait(f"%RETRY%{group}", 0, times - 1, WAIT_S)
+                    assert store.get(f"%RETRY%{group}", 0, times - 1).messages[0].reconsume_times == times
+                assert consumer.retry(taken(consumer, 1)[0])
+                assert dead_letters(store, group) == [b"bad"]
