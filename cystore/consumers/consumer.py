@@ -200,8 +200,8 @@ class Consumer:
 
     def retry(self, message: Message, *, delay_level: int = 0) -> bool:
         """Refuses a message: it comes again after a delay level, by default 3 + reconsume_times. It becomes a dead
-        letter if it already came again `max_reconsume_times` times, or at once with a negative level. False if the
-        message is not this consumer's any more.
+        letter if it already came to this group again `max_reconsume_times` times, if it has no room for the notes of a
+        retry, or at once with a negative level. False if the message is not this consumer's any more.
 
         Raises the errors of `put`; then the message stays with this consumer.
         """
@@ -381,10 +381,15 @@ class Consumer:
 
     def _send_back(self, queue: QueueInFlight, message: Message, delay_level: int) -> None:
         """Puts a message into the retry topic or the dead letters, then settles it."""
-        record = retry_of(message, self.group, delay_level, self._max_times, self._levels)
+        record = retry_of(
+            message, self.group, delay_level, self._max_times, self._levels, self._parts.commit_log.file_bytes
+        )
         appender = self._parts.appender
         assert appender is not None
-        appender.put_many([record])
+        try:
+            appender.put_many([record])
+        except MessageIllegalError as error:  # it fills a whole log file, so not even a dead letter has room
+            log.error("%s is no dead letter of %s and stays in its topic: %s", message, self.group, error)
         failpoint("consumers.sent_back")
         queue.settle(queue.offset_of(message))
         self._commit(queue)

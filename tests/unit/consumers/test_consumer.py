@@ -11,6 +11,7 @@ import cystore
 from cystore.consumers.in_flight import QueueInFlight
 from cystore.consumers.shares import share
 from tests.support.process import Process
+from tests.support.small_stores import BLANK_BYTES, body_for
 
 pytestmark = pytest.mark.unsanitized  # about groups of processes, above the kernels
 
@@ -278,6 +279,51 @@ said = os.read(begun, 1000).decode()
 
 def dead_letters(store, group="billing"):
     return [bytes(one.body) for one in store.get(f"%DLQ%{group}", 0, 0).messages]
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 200])
+def test_a_message_without_room_for_a_retry_becomes_a_dead_letter(tmp_path, room):
+    """Seen: `retry` raised each time, the message came again and again, and its group's offset stayed."""
+    with opened(tmp_path / "s") as store:
+        store.put("orders", b"full", properties={"p": "x" * (32_765 - room)})
+        store.put("orders", b"next")
+        with store.consumer("billing", "orders", max_reconsume_times=1) as consumer:
+            full, following = taken(consumer, 2)
+            assert consumer.retry(full)
+            assert consumer.ack(following) == 1
+            assert store.groups.offset("billing", "orders", 0) == 2
+        assert dead_letters(store) == [b"full"]
+        (dead,) = store.get("%DLQ%billing", 0, 0).messages
+        assert dead.properties["p"] == "x" * (32_765 - room)
+        assert ("ORIGIN_MESSAGE_ID" in dead.properties) == (room >= 100)
+
+
+def test_a_message_with_room_for_a_retry_comes_again(tmp_path):
+    with opened(tmp_path / "s") as store:
+        store.put("orders", b"nearly", properties={"p": "x" * 32_000})
+        with store.consumer("billing", "orders", max_reconsume_times=1) as consumer:
+            assert consumer.retry(taken(consumer, 1)[0])
+            (again,) = taken(consumer, 1)
+            assert (again.topic, again.reconsume_times) == ("%RETRY%billing", 1)
+            assert "DELAY_SOURCE" in again.properties
+            assert consumer.retry(again)
+        assert dead_letters(store) == [b"nearly"]
+
+
+@pytest.mark.parametrize("spare", [0, 5, 6, 100])
+def test_a_message_that_fills_a_log_file_stops_no_group(tmp_path, spare):
+    """Its dead letter needs a longer record, so it may have no room at all: then the group continues behind it."""
+    with opened(tmp_path / "s", mapped_file_size_commit_log_bytes=4096) as store:
+        store.put("orders", body_for(4096 - BLANK_BYTES - spare, "orders"))
+        store.put("orders", b"next")
+        with store.consumer("billing", "orders") as consumer:
+            full, following = taken(consumer, 2)
+            assert consumer.retry(full)
+            consumer.ack(following)
+            assert store.groups.offset("billing", "orders", 0) == 2
+        dead = store.topics().get("%DLQ%billing", {})
+        assert bool(dead) == (spare >= len("%DLQ%billing") - len("orders"))
+        assert "SCHEDULE_TOPIC_XXXX" not in store.topics()
 
 
 def test_a_second_group_retries_the_dead_letters_of_the_first(tmp_path):
