@@ -57,6 +57,10 @@ class StoreFullError(StoreError):
     """No space on the disk, or all queue slots taken. Puts are accepted again when there is space."""
 
 
+class QueuesFullError(StoreFullError):
+    """All queue slots are taken (max_queues), so no message goes to a new queue. Puts to other queues are accepted."""
+
+
 class StoreNotWritableError(StoreError):
     """The store refuses writes: read-only, an fsync failed, or switched off
     (PutMessageStatus.SERVICE_NOT_AVAILABLE)."""

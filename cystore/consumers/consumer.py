@@ -39,6 +39,7 @@ from cystore.errors import (
     StoreClosedError,
     StoreConfigError,
     StoreError,
+    StoreNotWritableError,
 )
 from cystore.filters.given_filter import Filter
 from cystore.layout import LMQ_PREFIX, refuse_own_topic
@@ -203,7 +204,7 @@ class Consumer:
         letter if it already came to this group again `max_reconsume_times` times, if it has no room for the notes of a
         retry, or at once with a negative level. False if the message is not this consumer's any more.
 
-        Raises the errors of `put`; then the message stays with this consumer.
+        Raises the errors of `put`; then the message stays with this consumer, which tries again later.
         """
         delay_level = whole("delay_level", delay_level, -1, 1 << 30, StoreConfigError)
         self._usable()
@@ -299,7 +300,7 @@ class Consumer:
         deadline_s = monotonic_s() + self._invisible_s
         given: list[Message] = []
         for name, queue in list(self._queues.items()):
-            while len(given) < max_count and (queue.again or len(queue.given) < self._max_in_flight):
+            while len(given) < max_count and len(queue.given) < self._max_in_flight:
                 message = queue.give(deadline_s)
                 if message is None:
                     break
@@ -426,9 +427,11 @@ class Consumer:
                 return  # a reset moved the queue
             try:
                 self._send_back(queue, message, 0)
-            except MessageIllegalError as error:
-                log.warning("%s stays in its queue, and is given again at once: %s", message, error)
-                queue.give_again(queue.offset_of(message), monotonic_s() + self._invisible_s)
+            except (StoreClosedError, StoreNotWritableError):
+                raise  # nothing can be sent back
+            except StoreError as error:
+                wait_s = queue.put_off(queue.offset_of(message), monotonic_s())
+                log.warning("%s cannot be sent back, trying again in %g s: %s", message, wait_s, error)
 
     def _rebalance(self) -> None:
         """Takes the free queues of this consumer's share, and gives back queues outside of it when all their given

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from cystore._native.record.message import Message
 from cystore.engine.inspect.queue_offset import queue_offset_in
 
+PUT_OFF_DOUBLINGS, PUT_OFF_MAX_S = 6, 60.0
+
 
 class QueueInFlight:
     """One queue that a consumer has. `next_offset` is the offset of its next read; `committed` is the group's offset,
@@ -17,7 +19,17 @@ class QueueInFlight:
     come again if the process is killed now.
     """
 
-    __slots__ = ("again", "committed", "given", "leaving", "next_offset", "queue", "ready", "row", "slot")
+    __slots__ = (
+        "committed",
+        "given",
+        "leaving",
+        "next_offset",
+        "put_off_times",
+        "queue",
+        "ready",
+        "row",
+        "slot",
+    )
 
     def __init__(self, queue: tuple[str, int], row: int, slot: int, offset: int) -> None:
         self.queue, self.row, self.slot = queue, row, slot
@@ -27,10 +39,12 @@ class QueueInFlight:
     def move(self, offset: int) -> None:
         """Begins anew at an offset; messages that were given out before no longer count."""
         self.ready: deque[Message] = deque()
-        self.again: deque[int] = deque()  # offsets of given messages that are given once more
         self.given: dict[
             int, tuple[Message, float]
         ] = {}  # by queue offset, in the order of offsets; with the deadline
+        self.put_off_times: dict[
+            int, int
+        ] = {}  # by queue offset: how often a given message could not be sent back
         self.next_offset = offset
         self.committed = offset  # last: an interrupted move is done again
 
@@ -45,12 +59,6 @@ class QueueInFlight:
 
     def give(self, deadline_s: float) -> Message | None:
         """The next message for the program; None if none is ready."""
-        while self.again:
-            offset = self.again.popleft()
-            if offset in self.given:
-                message = self.given[offset][0]
-                self.given[offset] = message, deadline_s
-                return message
         if not self.ready or self.leaving:
             return None
         message = self.ready[0]
@@ -64,6 +72,7 @@ class QueueInFlight:
     def settle(self, offset: int) -> bool:
         """Removes a given message that is acknowledged, or that stands in another queue now. False if it is not among
         the given ones."""
+        self.put_off_times.pop(offset, None)
         return self.given.pop(offset, None) is not None
 
     def has_given(self, offset: int, message: Message) -> bool:
@@ -81,10 +90,14 @@ class QueueInFlight:
         """Given messages whose time is over."""
         return [message for message, deadline_s in self.given.values() if deadline_s <= now_s]
 
-    def give_again(self, offset: int, deadline_s: float) -> None:
-        """Lets this consumer give a given message once more."""
-        self.given[offset] = self.given[offset][0], deadline_s
-        self.again.append(offset)
+    def put_off(self, offset: int, now_s: float) -> float:
+        """Puts off the next try to send a given message back: for a second, each time for twice as long, at most a
+        minute. Returns the time."""
+        times = self.put_off_times.get(offset, 0)
+        self.put_off_times[offset] = times + 1
+        wait_s = min(2.0 ** min(times, PUT_OFF_DOUBLINGS), PUT_OFF_MAX_S)
+        self.given[offset] = self.given[offset][0], now_s + wait_s
+        return wait_s
 
     @property
     def lowest(self) -> int:

@@ -24,7 +24,7 @@ from cystore.engine.log.active_segment import ActiveSegment
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import refuse_writes
 from cystore.engine.pool.buffers import BufferPool
-from cystore.errors import StoreFullError, SyncFailedError
+from cystore.errors import QueuesFullError, StoreFullError, SyncFailedError
 from cystore.layout import FLAGS
 from cystore.system import files
 from cystore.system.ranges.pages_ahead import PagesAhead
@@ -276,14 +276,14 @@ class Allocator:
             log.sync_removed()
 
     def more_queues(self) -> None:
-        """Reserves memory for more queue slots in the control block. Raises StoreFullError at max_queues."""
+        """Reserves memory for more queue slots in the control block. Raises QueuesFullError at max_queues."""
         undisturbed(self._add_queues)
 
     def _add_queues(self) -> None:
         with self._control.held("housekeeping"):
             step = self._control.more_queue_bytes()
             if step is None:
-                raise StoreFullError(
+                raise QueuesFullError(
                     f"all {self._control.max_queues} queue slots are taken (max_queues)",
                     path=self._control.file.path,
                 )

@@ -31,7 +31,7 @@ from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.engine.log.commit_log import CommitLog
-from cystore.errors import StoreError
+from cystore.errors import QueuesFullError, StoreError
 from cystore.layout import CONSTANTS, FLAGS, SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import RUN_QUEUES, DeliveryProgress, level_of
 from cystore.services.delay.transfer import (
@@ -99,7 +99,13 @@ class Carrier:
                 progress.save_if_old(0 if over else self._config.flush_delay_offset_interval_ms)
             done += carried
             if room is not None:
-                room.make()
+                try:
+                    room.make()
+                except QueuesFullError as error:
+                    log.warning(
+                        "delayed messages keep the log from %d on: %s", progress.first_waiting(), error
+                    )
+                    break
             elif not batch and not self._dispatch():
                 break
         if done:

@@ -26,9 +26,9 @@ from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.derived.reading.dispatch_help import DispatchHelp
 from cystore.engine.files.progress import Progress
 from cystore.engine.log.flush import Flusher
-from cystore.errors import MessageIllegalError, StoreConfigError, StoreError
-from cystore.layout import FLAGS
-from cystore.services.delay.delivery_progress import RUN_QUEUES, DeliveryProgress
+from cystore.errors import MessageIllegalError, QueuesFullError, StoreConfigError, StoreError
+from cystore.layout import FLAGS, SCHEDULE_TOPIC
+from cystore.services.delay.delivery_progress import RUN_QUEUES, DeliveryProgress, level_of
 from cystore.services.delay.transfer import (
     BATCH_BYTES,
     BATCH_MESSAGES,
@@ -71,6 +71,7 @@ class Scheduler:
         # The last answer of `runs_behind`, and the log position where the messages of those runs end.
         self._behind: tuple[dict[int, int], int] = {}, 0
         self._transfer = None if appender is None else Transfer(progress, appender)
+        self._told: set[tuple[str, int]] = set()  # queues that cannot be made, and that were reported
 
     # ------------------------------------------------------------------------------------------- delivering
 
@@ -90,6 +91,7 @@ class Scheduler:
 
     def _run(self, limit: int | None, until_s: float | None, *, wait: bool) -> Progress:
         control, done, awaited, now_ms = self._control, 0, 0, clock.now_ms(self._control)
+        no_queues: QueuesFullError | None = None  # messages for new queues are set aside from then on
         if self._appender is None or not self._progress.slots() or control.flags & FLAG_SLAVE:
             return Progress(0)  # a slave gets its master's deliveries
         self._dispatch_help.run(tells_of_others=True)
@@ -103,18 +105,23 @@ class Scheduler:
                 unseen = self._unseen_end()
                 most = BATCH_MESSAGES if limit is None else min(limit - done, BATCH_MESSAGES)
                 batch = [] if unseen else self._due(now_ms, most)
+                if no_queues is not None:
+                    self._set_aside(batch, no_queues)
                 put, room = self._put(batch)
                 self._progress.save_if_old(self._config.flush_delay_offset_interval_ms)
             if put and self._config.flush_disk_type == "sync":
                 self._flusher.flush_to(put[-1].physical_offset + put[-1].size_bytes)
-            done += len(put)
+            done += len(put) if no_queues is None else _delivered(batch, len(put))
             if unseen:
                 if unseen == awaited:
                     return Progress(done)  # no reader sees yet what is delivered
                 awaited = unseen
                 self._dispatch_help.run(tells_of_others=True)
             elif room is not None:
-                room.make()
+                try:
+                    room.make()
+                except QueuesFullError as error:
+                    no_queues = error
             elif not batch:
                 return Progress(done)
             if until_s is not None and monotonic_s() >= until_s:
@@ -132,6 +139,31 @@ class Scheduler:
             self._behind = behind, self._control.wrote
         end = self._behind[1]
         return end if behind and self._control.dispatched < end else 0  # a damaged one never gets an entry
+
+    def _set_aside(self, batch: list[Leaving], why: QueuesFullError) -> None:
+        """Messages for queues that cannot be made do not hold up the others: each waits once more, for the delay of the
+        next longer level that has a queue, and behind the messages there. Changes the batch."""
+        slots = self._progress.slots()
+        for place, (slot, queue_offset, copy) in enumerate(batch):
+            if copy is None or self._control.find_queue(copy.topic, copy.queue_id) >= 0:
+                continue
+            queue = self._queues.get(slot)
+            level = self._longer_level(level_of(queue.queue_id), slots)
+            batch[place] = slot, queue_offset, self._waiting_queues.set_aside(queue, queue_offset, level)
+            key = copy.topic, copy.queue_id
+            if key not in self._told:
+                self._told.add(key)
+                log.warning(
+                    "%s/%d: delayed messages for %s/%d wait again, because %s",
+                    queue.topic, queue.queue_id, *key, why,
+                )  # fmt: skip
+
+    def _longer_level(self, level: int, slots: dict[int, int]) -> int:
+        """The level with the next longer delay whose queue exists; without one, the level itself."""
+        delays = self._config.delay_levels_ms()
+        own = delays[min(level, len(delays)) - 1]
+        longer = [(delay, one) for one, delay in enumerate(delays, 1) if delay > own and one - 1 in slots]
+        return min(longer)[1] if longer else level
 
     def _put(self, batch: list[Leaving]) -> tuple[list[PutResult], RoomNeededError | None]:
         """Delivers a batch, counts its delivered messages, and returns the missing resource for the rest."""
@@ -261,3 +293,9 @@ class Scheduler:
         due_ms = self.next_due_ms()
         left_ms = IDLE_MS if due_ms is None else due_ms - clock.now_ms(self._control)
         return min(left_ms if left_ms > 0 else BUSY_MS, IDLE_MS) / 1000
+
+
+def _delivered(batch: list[Leaving], put: int) -> int:
+    """The number of messages for their own topics among the first `put` copies of a batch."""
+    copies = [copy for _, _, copy in batch if copy is not None]
+    return sum(copy.topic != SCHEDULE_TOPIC for copy in copies[:put])

@@ -240,7 +240,9 @@ class DeliveryProgress:
             return
         properties = message.properties
         if message.topic == SCHEDULE_TOPIC:
-            if carried_due_ms(message) is None or SOURCE not in properties:
+            if (
+                SOURCE not in properties
+            ):  # it was put there; one that was carried forward or set aside names its source
                 return
         elif properties.get("REAL_TOPIC") != message.topic:
             return

@@ -8,17 +8,22 @@ from typing import NamedTuple
 from cystore._native.derived import queue_ext
 from cystore._native.derived.delay import is_due_time
 from cystore._native.derived.due_run import DueRuns
-from cystore._native.derived.transfer import carried_due_ms, target_of
+from cystore._native.derived.transfer import carried_due_ms, source_text, target_of
 from cystore._native.memory import store_clock
 from cystore._native.memory.control import Control
-from cystore._native.record.message import Message, delay_level_of
+from cystore._native.record.message import Message, delay_level_of, due_message
+from cystore._native.record.properties import changed_properties
 from cystore.config import StoreConfig
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, QueueEntry
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
+from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
+from cystore.services.delay.delivery_progress import DUE, SOURCE
 from cystore.services.delay.transfer import Leaving
 
 log = logging.getLogger("cystore")
+
+PROPERTIES_BYTES_MAX = CONSTANTS["PROPERTIES_BYTES_MAX"][0]
 
 
 class Head(NamedTuple):
@@ -72,6 +77,19 @@ class WaitingQueues:
             )
             return None, 0
         return message, self._due_ms(head, message, queue.slot, now_ms)
+
+    def set_aside(self, queue: ConsumeQueue, queue_offset: int, level: int) -> Message | None:
+        """The copy of a waiting message that waits for the whole delay of a level, in the queue of that level; None for
+        an unreadable message, which is reported when it is the next one."""
+        entry = queue.entry(queue_offset)
+        if entry is None:
+            return None
+        message = self._commit_log.read(entry.physical_offset)
+        notes = {"DELAY": str(level), SOURCE: source_text(message)}
+        properties = changed_properties(message.properties_bytes, notes, (DUE,))
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            properties = changed_properties(message.properties_bytes, {"DELAY": str(level)}, (SOURCE, DUE))
+        return due_message(message, SCHEDULE_TOPIC, level - 1, properties)
 
     def _due_ms(self, head: Head, message: Message, slot: int, now_ms: int) -> int:
         """The due time of a message.

@@ -4,6 +4,7 @@ in time. Method: consumers of one process, with delay levels of a second."""
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
@@ -324,6 +325,37 @@ def test_a_message_that_fills_a_log_file_stops_no_group(tmp_path, spare):
         dead = store.topics().get("%DLQ%billing", {})
         assert bool(dead) == (spare >= len("%DLQ%billing") - len("orders"))
         assert "SCHEDULE_TOPIC_XXXX" not in store.topics()
+
+
+def test_a_message_whose_dead_letter_has_no_queue_stops_no_other(tmp_path):
+    """Seen: the consumer's thread ended each turn at the first such message; the others stayed where they were."""
+    with opened(tmp_path / "s", max_queues=12) as store:
+        store.put("orders", b"stuck")
+        store.put("orders", b"late", queue_id=1)
+        store.put("x", b"x", delay_level=3)
+        with store.consumer("billing", "orders", max_reconsume_times=0, invisible_ms=100) as consumer:
+            try:
+                for number in range(100):
+                    store.put(f"filler-{number}", b"x")
+            except cystore.QueuesFullError:
+                pass
+            stuck = taken(consumer, 2)
+            with pytest.raises(cystore.QueuesFullError):
+                consumer.retry(stuck[0])
+            turned, turn = threading.Event(), consumer._leases.keep
+            seen = []
+
+            def keep(rows):
+                seen.append(1)
+                if len(seen) > 2:
+                    turned.set()
+                return turn(rows)
+
+            consumer._leases.keep = keep
+            assert turned.wait(WAIT_S)  # the thread goes on
+            assert store.groups.offset("billing", "orders", 0) == 0
+            assert consumer.ack(*stuck) == 2
+            assert store.groups.offset("billing", "orders", 0) == 1
 
 
 def test_a_second_group_retries_the_dead_letters_of_the_first(tmp_path):
