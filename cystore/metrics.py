@@ -16,6 +16,7 @@ from cystore.engine.inspect.stats import latency_labels
 from cystore.errors import StoreError
 from cystore.ha.role import role_of
 from cystore.ha.status import present_status
+from cystore.layout import HALF_TOPIC
 
 if TYPE_CHECKING:
     from cystore.store import MessageStore
@@ -101,6 +102,7 @@ def metrics(store: MessageStore) -> list[Metric]:
         *times,
         *_of_topics(store),
         *_of_groups(store),
+        *_of_transactions(store),
         *_of_dispatchers(store),
         *_others(store, stats),
         *_of_replication(store, stats),
@@ -220,6 +222,20 @@ def _of_groups(store: MessageStore) -> Iterator[Metric]:
             for group in groups
         ]
         yield Metric(name, kind, text, samples)
+
+
+def _of_transactions(store: MessageStore) -> Iterator[Metric]:
+    """A store without half messages has none of these samples: nothing has to be read for them."""
+    begun = store._attached().control.find_queue(HALF_TOPIC, 0) >= 0
+    aside = len(store.set_aside_transactions()) if begun else 0
+    yield Metric(
+        "cystore_transactions_open", "gauge", "Transactions that are neither committed nor rolled back.",
+        [({}, len(store.open_transactions()))] if begun else [],
+    )  # fmt: skip
+    yield Metric(
+        "cystore_transactions_set_aside", "gauge", "Open transactions that nobody is asked about now.",
+        [({}, aside)] if begun else [],
+    )  # fmt: skip
 
 
 def _of_dispatchers(store: MessageStore) -> Iterator[Metric]:

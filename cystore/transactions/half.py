@@ -21,6 +21,7 @@ REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
 PREPARED, PRODUCER_GROUP = "TRAN_MSG", "PGROUP"
 RESERVED = (PREPARED, PRODUCER_GROUP, CHECK_TIMES)  # `put` refuses REAL_TOPIC and REAL_QID
 ENDED_TAG = "d"  # TransactionalMessageUtil.REMOVETAG
+MARK_TAG = "m"  # of a record that ends no half message: notes before it are lost, and later half messages have theirs
 OFFSET_DIGITS_MAX = 19
 
 
@@ -133,6 +134,11 @@ def op_of(half: HalfMessage, outcome: str) -> Message:
         keys=(half.id,),
         properties={OUTCOME: outcome},
     )
+
+
+def mark() -> Message:
+    """The record behind lost notes: a half message that is put later has its note behind it."""
+    return Message(topic=OP_TOPIC, body=b"", tags=MARK_TAG)
 
 
 def ended_offset(op: Message) -> int | None:

@@ -87,6 +87,16 @@ class StoreTransactions(StoreConsumers):
 
         return Transactions(self).open(older_than_ms)
 
+    def set_aside_transactions(self) -> dict[HalfMessage, str]:
+        """The open transactions that `check_transactions` asks nobody about now, with the reason of each.
+
+        Either the note of an end cannot be read, so the transaction may be ended already: then only `commit` or
+        `rollback` ends it. Or its last step could not be done, and it is tried again later.
+        """
+        from cystore.transactions.transactions import Transactions
+
+        return Transactions(self).set_aside()
+
     def check_transactions(self, check: Check) -> Checked:
         """Asks for the outcome of each transaction that is open for longer than transaction_timeout_ms; call it now and
         then.

@@ -2,6 +2,10 @@
 
 Both queues only grow, so a table continues where it stopped. The offsets of RocketMQ's group CID_RMQ_SYS_TRANS give the
 first half message that may be open; a table begins there.
+
+Op messages are notes; the log has more facts (facts.py). A new table asks for them, because RocketMQ puts a message and
+its note one after the other; so does a table that meets notes that it cannot read. A half message whose note may be
+among these is *set aside*: nobody is asked about it, and nothing but a command ends it.
 """
 
 from __future__ import annotations
@@ -9,18 +13,23 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from cystore._native.lookup.get_result import GetResult
 from cystore._native.record.message import Message
+from cystore.clock import monotonic_s
 from cystore.errors import CorruptRecordError
-from cystore.layout import HALF_TOPIC, OP_TOPIC
+from cystore.layout import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from cystore.system.threads import os_threads
-from cystore.transactions.half import HalfMessage, ended_offset, read_half
+from cystore.transactions.facts import FOREVER, LOST_NOTE, LogFacts, MissingNotes
+from cystore.transactions.half import MARK_TAG, HalfMessage, checks_of, ended_offset, read_half
 
 log = logging.getLogger("cystore")
 
-GROUP = "CID_RMQ_SYS_TRANS"  # TransactionalMessageUtil.buildConsumerGroup
+GROUP = TRANSACTION_GROUP
 BATCH = 32
+DOUBLINGS_MAX = 20  # of the time for which a transaction is set aside
+OFFSET_MAX = (1 << 62) - 1
 OPS_IN_RUN = 1024  # a transaction that is never ended keeps these runs in memory
 
 Get = Callable[[str, int, int, int], GetResult]
@@ -36,11 +45,24 @@ class _Ops:
         self.begin, self.count, self.last_half = begin, 0, -1
 
 
+class SetAside(NamedTuple):
+    """Why a transaction is not asked about now, and until when (None: until a command ends it). `times`: how often in a
+    row its step could not be done."""
+
+    reason: str
+    until_s: float | None = None
+    times: int = 0
+
+
 class TransactionTable:
     """The open transactions of a store, as this attachment knows them. Safe for threads."""
 
-    def __init__(self, get: Get, half_offset: int, op_offset: int) -> None:
-        self._get = get
+    def __init__(self, get: Get, half_offset: int, op_offset: int, facts: LogFacts) -> None:
+        self._get, self._facts = get, facts
+        self.needs_mark = False  # notes are missing at the end of their queue
+        self._is_new = True  # until the log's facts were asked for once
+        self._missing: list[tuple[MissingNotes, _Ops]] = []  # notes that are not judged yet
+        self._aside: dict[int, SetAside] = {}  # by queue offset, of open half messages
         self._half_next, self._op_next = half_offset, op_offset
         self._open: dict[int, HalfMessage] = {}  # by queue offset
         self._by_id: dict[str, int] = {}
@@ -55,15 +77,20 @@ class TransactionTable:
             # An op follows its half message. So an op that is read here may name a half message that is read below.
             # An op that comes after this loop is read the next time; until then its half message counts as open.
             for op in self._messages(OP_TOPIC, self._op_next):
+                self._miss(op.queue_offset)
+                if self._missing:
+                    self._end_missing(op.physical_offset)
                 self._op_next = op.queue_offset + 1
                 ended = ended_offset(op)
+                if ended is None and op.tags == MARK_TAG:
+                    continue
                 if ended is None:
                     log.warning("%s: op message %d names no half message; it is ignored", op, op.queue_offset)
                     continue
                 self._note(op.queue_offset, ended)
-                half = self._open.pop(ended, None)
+                half = self._open.get(ended)
                 if half is not None:
-                    self._forget(half)
+                    self.drop(half)
                 elif ended >= self._half_next:
                     self._ended.add(ended)
             for stored in self._messages(HALF_TOPIC, self._half_next):
@@ -78,7 +105,59 @@ class TransactionTable:
                     continue
                 self._open[half.queue_offset] = half
                 self._by_id[half.id] = half.queue_offset
+            if self._missing or self._is_new:
+                self._judge()  # an error leaves it to be done
+                self._missing.clear()
+                self._is_new = False
             self._trim()
+
+    def _miss(self, end: int, place: int | None = None) -> None:
+        """Enters the notes from the last one up to `end`, if there are any, as missing ones. No table may begin behind
+        them while a half message depends on them."""
+        if end <= self._op_next:
+            return
+        run = _Ops(self._op_next)
+        run.count = OPS_IN_RUN  # no other note joins it
+        run.last_half = OFFSET_MAX
+        self._ops.append(run)
+        self._missing.append((MissingNotes(self._op_next, end, place), run))
+        self._op_next = end
+
+    def _end_missing(self, until: int) -> None:
+        """The missing notes so far are before this physical offset."""
+        self._missing = [
+            (part._replace(until=until) if part.until == FOREVER else part, run)
+            for part, run in self._missing
+        ]
+
+    def _judge(self) -> None:
+        """Closes the transactions that the log says are ended, and sets those aside of which nobody knows it."""
+        facts, parts = self._facts, [part for part, _ in self._missing]
+        verdicts = {}
+        for half in list(self._open.values()):
+            stored = facts.read(half)
+            if stored is not None:
+                verdicts[half] = facts.judge(half, checks_of(stored))
+        attributed = frozenset(place for verdict in verdicts.values() for place in verdict.places)
+        unknown, removed = facts.unknown_until(parts, attributed), facts.removed_until(parts)
+        last = -1
+        for half, verdict in verdicts.items():
+            if half.queue_offset in self._aside and not verdict.is_ended:
+                continue
+            doubt = verdict.doubt
+            if half.physical_offset < unknown or (
+                half.physical_offset < removed and not facts.index_has_all_notes(half)
+            ):
+                doubt = doubt or LOST_NOTE
+            if verdict.is_ended:
+                self.drop(half)
+                last = max(last, half.queue_offset)
+            elif doubt:
+                self.set_aside(half, SetAside(doubt))
+                last = max(last, half.queue_offset)
+        self.needs_mark = any(part.until == FOREVER and facts.lost(part) for part in parts)
+        for _, run in self._missing:
+            run.last_half = last
 
     def _note(self, op_offset: int, ended: int) -> None:
         if not self._ops or self._ops[-1].count == OPS_IN_RUN:
@@ -99,17 +178,21 @@ class TransactionTable:
             del self._by_id[half.id]
 
     def _messages(self, topic: str, offset: int) -> Iterator[Message]:
-        """The messages of a queue from an offset on. Messages that cannot be read any more are left out."""
+        """The messages of a queue from an offset on. Messages that cannot be read any more are left out; notes among
+        them are entered as missing."""
         while True:
             try:
                 found = self._get(topic, 0, offset, BATCH)
             except CorruptRecordError as error:
-                log.warning(
-                    "%s/0: message %d is damaged, so its transaction is lost: %s", topic, offset, error
-                )
+                log.warning("%s/0: message %d is damaged: %s", topic, offset, error)
                 offset += 1
+                if topic == OP_TOPIC:
+                    self._miss(offset - 1)
+                    self._miss(offset, error.offset)
                 continue
             yield from found.messages
+            if topic == OP_TOPIC and found.next_offset <= found.max_offset:
+                self._miss(found.next_offset)  # a hole, or a removed part
             if found.next_offset <= offset or (not found.messages and found.next_offset >= found.max_offset):
                 return
             offset = found.next_offset
@@ -135,11 +218,46 @@ class TransactionTable:
             return list(self._open.values())
 
     def drop(self, half: HalfMessage) -> None:
-        """Forgets a half message that cleaning removed."""
+        """Forgets a half message that is ended, or that cleaning removed."""
         with self.lock:
             if self._open.get(half.queue_offset) == half:
                 del self._open[half.queue_offset]
+                self._aside.pop(half.queue_offset, None)
                 self._forget(half)
+
+    # ---------------------------------------------------------------------------------------------- set aside
+
+    def set_aside(self, half: HalfMessage, why: SetAside) -> None:
+        """Nobody is asked about an open transaction for a time. Reports it, unless it was set aside for the same reason
+        before."""
+        with self.lock:
+            if half.queue_offset not in self._open:
+                return
+            before = self._aside.get(half.queue_offset)
+            self._aside[half.queue_offset] = why
+        if before is None or before.reason != why.reason:
+            until = "a command ends it" if why.until_s is None else "later"
+            log.warning("transaction %s is set aside until %s: %s", half.id, until, why.reason)
+
+    def put_off(self, half: HalfMessage, reason: str, most_s: float) -> None:
+        """Sets a transaction aside whose step could not be done: for a second, each time in a row for twice as long,
+        and at most for `most_s`."""
+        with self.lock:
+            before = self._aside.get(half.queue_offset)
+            times = before.times if before is not None else 0
+        wait_s = min(2.0 ** min(times, DOUBLINGS_MAX), most_s)
+        self.set_aside(half, SetAside(reason, monotonic_s() + wait_s, times + 1))
+
+    def is_aside(self, half: HalfMessage) -> bool:
+        """Whether nobody is asked about a transaction now."""
+        with self.lock:
+            why = self._aside.get(half.queue_offset)
+            return why is not None and (why.until_s is None or monotonic_s() < why.until_s)
+
+    def all_aside(self) -> dict[HalfMessage, str]:
+        """The transactions that are set aside, with the reasons."""
+        with self.lock:
+            return {half: self._aside[at].reason for at, half in self._open.items() if at in self._aside}
 
     def begins(self) -> tuple[int, int]:
         """The first half message and the first op message that a new table has to read."""

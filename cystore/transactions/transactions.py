@@ -29,8 +29,9 @@ from cystore.errors import (
     StoreTimeoutError,
     TransactionError,
 )
-from cystore.layout import HALF_TOPIC, OP_TOPIC
+from cystore.layout import FLAGS, HALF_TOPIC, OP_TOPIC
 from cystore.services.delay.transfer import Room, RoomNeededError
+from cystore.transactions.facts import LogFacts
 from cystore.transactions.half import (
     ASKED_AGAIN,
     COMMITTED,
@@ -44,6 +45,7 @@ from cystore.transactions.half import (
     discarded_of,
     half_of,
     handle_of,
+    mark,
     op_of,
 )
 from cystore.transactions.table import GROUP, TransactionTable
@@ -55,6 +57,7 @@ log = logging.getLogger("cystore")
 
 PRODUCER_GROUP = "cystore"
 HOUR_MS = 3_600_000
+FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 OUTCOMES = {COMMITTED: "committed", ROLLED_BACK: "rolled back", DISCARDED: "discarded after too many checks"}
 Check = Callable[[HalfMessage, Message], str | None]
 
@@ -106,6 +109,7 @@ class Transactions:
             raise MessageIllegalError(
                 f"body: {len(half.body)} bytes, at most max_message_size_bytes = {most}"
             )
+        self._table()  # the first one marks lost notes
         (put,) = self._store.put_many([half], flush=flush)
         return handle_of(transaction, message, put)
 
@@ -215,10 +219,25 @@ class Transactions:
         if parts.transactions is None:
             offsets = self._store.groups.offsets(GROUP)
             parts.transactions = TransactionTable(
-                parts.reader.whole.get, offsets.get((HALF_TOPIC, 0), 0), offsets.get((OP_TOPIC, 0), 0)
-            )
+                parts.reader.whole.get, offsets.get((HALF_TOPIC, 0), 0), offsets.get((OP_TOPIC, 0), 0),
+                LogFacts(parts),
+            )  # fmt: skip
+            self._mark_lost_notes(parts, parts.transactions)
         assert isinstance(parts.transactions, TransactionTable)
         return parts.transactions
+
+    @staticmethod
+    def _mark_lost_notes(parts: Attachment, table: TransactionTable) -> None:
+        """Where notes are lost at the end of their queue, puts a mark behind them, so that half messages that are put
+        later are not in doubt."""
+        if parts.appender is None:
+            return
+        table.catch_up()
+        if table.needs_mark and not parts.control.flags & FLAG_SLAVE:
+            try:
+                parts.appender.put_with(parts.appender.policy, [mark()])
+            except StoreError as error:
+                log.warning("half messages that are put from now on may be set aside: %s", error)
 
     def open(self, older_than_ms: int = 0) -> list[HalfMessage]:
         """See MessageStore.open_transactions."""
@@ -227,6 +246,12 @@ class Transactions:
         table.catch_up()
         until_ms = clock.now_ms(parts.control) - age_ms
         return [half for half in table.open() if half.begun_ms <= until_ms]
+
+    def set_aside(self) -> dict[HalfMessage, str]:
+        """See MessageStore.set_aside_transactions."""
+        table = self._table()
+        table.catch_up()
+        return table.all_aside()
 
     # -------------------------------------------------------------------------------------------- checking
 
@@ -239,7 +264,7 @@ class Transactions:
         table.catch_up()
         end = parts.reader.log_end  # a failover may take back what is behind it: nobody is asked about that
         for half in table.open():
-            if half.physical_offset >= end:
+            if half.physical_offset >= end or table.is_aside(half):
                 continue
             try:
                 stored = parts.commit_log.read(half.physical_offset)

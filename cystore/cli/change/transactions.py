@@ -49,16 +49,20 @@ def _run(args: argparse.Namespace) -> int:
             write_note("rolled back")
             return OK
         found = store.open_transactions(older_than_ms=args.older_than_ms)
-    return _show(found, as_json=args.json)
+        aside = store.set_aside_transactions()
+    return _show(found, aside, as_json=args.json)
 
 
-def _show(found: list[HalfMessage], *, as_json: bool) -> int:
+def _show(found: list[HalfMessage], aside: dict[HalfMessage, str], *, as_json: bool) -> int:
     if as_json:
         for half in found:
-            write_json(half._asdict())
+            write_json(half._asdict() | {"set_aside": aside.get(half)})
     elif found:
-        rows = [[half.id, half.topic, half.queue_id, time_text(half.begun_ms)] for half in found]
-        write_table(["transaction", "topic", "queue", "since"], rows)
+        rows = [
+            [half.id, half.topic, half.queue_id, time_text(half.begun_ms), aside.get(half, "")]
+            for half in found
+        ]
+        write_table(["transaction", "topic", "queue", "since", "set aside"], rows)
     if not found:
         write_note("no transaction is open")
     return OK if found else FOUND_WRONG
@@ -68,9 +72,9 @@ COMMAND = Command(
     name="transactions",
     summary="open transactions; --commit or --rollback ends one",
     description=(
-        "Lists the transactions that nobody has committed or rolled back, the oldest first. Changes nothing, "
-        "unless --commit or\n"
-        "--rollback names one. Exit code 1: none is open."
+        "Lists the transactions that nobody has committed or rolled back, the oldest first, and why one is set "
+        "aside, so that nobody\n"
+        "is asked about it. Changes nothing, unless --commit or --rollback names one. Exit code 1: none is open."
     ),
     examples=(
         "cystore transactions /var/lib/app/store --older-than-ms 60000",
