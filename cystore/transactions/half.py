@@ -23,6 +23,7 @@ RESERVED = (PREPARED, PRODUCER_GROUP, CHECK_TIMES)  # `put` refuses REAL_TOPIC a
 ENDED_TAG = "d"  # TransactionalMessageUtil.REMOVETAG
 MARK_TAG = "m"  # of a record that ends no half message: notes before it are lost, and later half messages have theirs
 OFFSET_DIGITS_MAX = 19
+PROPERTIES_BYTES_MAX = CONSTANTS["PROPERTIES_BYTES_MAX"][0]
 
 
 class HalfMessage(NamedTuple):
@@ -113,10 +114,19 @@ def committed_of(stored: Message, half: HalfMessage) -> Message:
 
 
 def asked_again_of(stored: Message) -> Message:
-    """The half message again, for the end of its queue, with one more check (putBackHalfMsgQueue)."""
-    notes = {CHECK_TIMES: str(checks_of(stored) + 1)}
-    properties = changed_properties(stored.properties_bytes, notes)
-    return due_message(stored, HALF_TOPIC, 0, properties, sys_flag=stored.sys_flag)
+    """The half message again, for the end of its queue, with one more check (putBackHalfMsgQueue). Leaves out
+    properties that only a broker needs where its properties have no room for the check."""
+    without = (PREPARED, PRODUCER_GROUP) if lacks_room_for_check(stored) else ()
+    return due_message(stored, HALF_TOPIC, 0, _with_check(stored, without), sys_flag=stored.sys_flag)
+
+
+def lacks_room_for_check(stored: Message) -> bool:
+    """Whether the note of a check makes the properties too long."""
+    return len(_with_check(stored)) > PROPERTIES_BYTES_MAX
+
+
+def _with_check(stored: Message, without: tuple[str, ...] = ()) -> bytes:
+    return changed_properties(stored.properties_bytes, {CHECK_TIMES: str(checks_of(stored) + 1)}, without)
 
 
 def discarded_of(stored: Message) -> Message:

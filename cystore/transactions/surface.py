@@ -104,8 +104,10 @@ class StoreTransactions(StoreConsumers):
         `check(half, message)` gives ``"commit"``, ``"rollback"``, or None for "not known yet". Such a transaction is
         asked about again after transaction_check_interval_ms, at most transaction_check_max times. Then, and when it
         is older than file_reserved_time_h, its message goes to TRANS_CHECK_MAX_TIME_TOPIC. An error of `check` is
-        logged and counts as None. Several processes may check at once: each transaction has one end. Source:
-        TransactionalMessageServiceImpl.check.
+        logged and counts as None. A wrong answer leaves its own transaction open, and raises TransactionError when the
+        others were checked. A transaction whose step cannot be done is set aside (`set_aside_transactions`) and tried
+        again later, at most transaction_check_interval_ms. Several processes may check at once: each transaction has
+        one end. Source: TransactionalMessageServiceImpl.check.
         """
         from cystore.transactions.transactions import Transactions
 

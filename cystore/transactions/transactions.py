@@ -18,6 +18,7 @@ from cystore._native.record.argument_checks import any_text, whole
 from cystore._native.record.message import Message, PutResult, encode_host
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attachment import Attachment
+from cystore.clock import monotonic_s
 from cystore.consumers.names import checked_group
 from cystore.engine.log.append_policy import FLUSH_REPLICATED, FLUSH_SYNC
 from cystore.errors import (
@@ -25,6 +26,7 @@ from cystore.errors import (
     MessageIllegalError,
     OffsetError,
     PageCacheBusyError,
+    QueuesFullError,
     StoreError,
     StoreTimeoutError,
     TransactionError,
@@ -45,10 +47,11 @@ from cystore.transactions.half import (
     discarded_of,
     half_of,
     handle_of,
+    lacks_room_for_check,
     mark,
     op_of,
 )
-from cystore.transactions.table import GROUP, TransactionTable
+from cystore.transactions.table import GROUP, SetAside, TransactionTable
 
 if TYPE_CHECKING:
     from cystore.transactions.surface import StoreTransactions
@@ -58,13 +61,14 @@ log = logging.getLogger("cystore")
 PRODUCER_GROUP = "cystore"
 HOUR_MS = 3_600_000
 FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
+FULL_WAIT_S = 3_600.0  # for a half message that cannot even be discarded
 OUTCOMES = {COMMITTED: "committed", ROLLED_BACK: "rolled back", DISCARDED: "discarded after too many checks"}
 Check = Callable[[HalfMessage, Message], str | None]
 
 
 class Checked(NamedTuple):
     """The result of `check_transactions`: numbers of transactions. `asked_again` were left open; `failed` counts
-    checks that raised an error, whose transactions are among those."""
+    checks that raised an error, and steps that could not be done, or not noted in full. Their transactions are open."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -109,9 +113,25 @@ class Transactions:
             raise MessageIllegalError(
                 f"body: {len(half.body)} bytes, at most max_message_size_bytes = {most}"
             )
+        self._reserve_queue_of_ends(parts)
         self._table()  # the first one marks lost notes
         (put,) = self._store.put_many([half], flush=flush)
         return handle_of(transaction, message, put)
+
+    @staticmethod
+    def _reserve_queue_of_ends(parts: Attachment) -> None:
+        """Adds the queue of ends before the first half message, because a transaction could not be ended in a store
+        without a free queue slot. Raises QueuesFullError."""
+        control = parts.control
+        while control.find_queue(OP_TOPIC, 0) < 0:
+            assert parts.appender is not None
+            if control.queue_count >= control.queue_capacity:
+                parts.appender.policy.more_queues()
+            with control.held(
+                "append", timeout_ms=parts.config.os_page_cache_busy_timeout_ms, busy=PageCacheBusyError
+            ):
+                if control.find_queue(OP_TOPIC, 0) < 0 and control.queue_count < control.queue_capacity:
+                    control.add_queue(OP_TOPIC, 0)
 
     def commit(self, half: HalfMessage | str, *, flush: str | None = None) -> PutResult:
         """See MessageStore.commit."""
@@ -263,6 +283,8 @@ class Transactions:
         counts = dict.fromkeys(Checked._fields, 0)
         table.catch_up()
         end = parts.reader.log_end  # a failover may take back what is behind it: nobody is asked about that
+        interval_s = parts.config.transaction_check_interval_ms / 1000
+        wrong: TransactionError | None = None
         for half in table.open():
             if half.physical_offset >= end or table.is_aside(half):
                 continue
@@ -272,19 +294,50 @@ class Transactions:
                 log.warning("transaction %s is lost with its half message: %s", half.id, error)
                 table.drop(half)
                 continue
-            outcome = self._outcome(parts, half, stored, check, counts)
+            try:
+                outcome = self._outcome(parts, half, stored, check, counts)
+            except TransactionError as error:
+                wrong = wrong or error
+                table.set_aside(half, SetAside(str(error), monotonic_s() + interval_s))
+                continue
             if outcome is None:
                 continue
+            if outcome == ASKED_AGAIN and lacks_room_for_check(stored):
+                counts["failed"] += self._ask_a_full_one_again(half)
+                continue
             try:
-                ended = self._append(partial(TransactionTable.still, half=half), outcome)
-            except MessageIllegalError as error:  # its properties have no room for the note of a check
-                log.warning("transaction %s stays open: %s", half.id, error)
+                ended = self._end_checked(half, outcome)
+            except (MessageIllegalError, QueuesFullError, TransactionError) as error:
+                table.put_off(half, str(error), interval_s)
                 counts["failed"] += 1
                 continue
-            if ended is not None:
+            if ended:
                 counts[_COUNTED[outcome]] += 1
         self._save(table)
+        if wrong is not None:
+            raise wrong
         return Checked(**counts)
+
+    def _end_checked(self, half: HalfMessage, outcome: str) -> bool:
+        """Ends a half message if it is still open."""
+        return self._append(partial(TransactionTable.still, half=half), outcome) is not None
+
+    def _ask_a_full_one_again(self, half: HalfMessage) -> int:
+        """For a half message whose properties have no room for the note of a check: 1. The copy for the next check
+        leaves properties of brokers out. If that is no help, the message goes to the discarded ones."""
+        for outcome in (ASKED_AGAIN, DISCARDED):
+            try:
+                self._end_checked(half, outcome)
+            except MessageIllegalError as error:
+                log.warning("transaction %s cannot be noted as %s: %s", half.id, outcome, error)
+                self._table().put_off(half, str(error), FULL_WAIT_S)
+            except QueuesFullError as error:
+                self._table().put_off(half, str(error), FULL_WAIT_S)
+                break
+            else:
+                log.warning("transaction %s: its properties have no room for the note of a check", half.id)
+                break
+        return 1
 
     def _outcome(
         self, parts: Attachment, half: HalfMessage, stored: Message, check: Check, counts: dict[str, int]
@@ -306,7 +359,11 @@ class Transactions:
         if answer is None:
             return ASKED_AGAIN
         if answer not in (COMMITTED, ROLLED_BACK):
-            raise TransactionError(f"check must give 'commit', 'rollback' or None, not {answer!r}")
+            counts["failed"] += 1
+            raise TransactionError(
+                f"check must give 'commit', 'rollback' or None, not {answer!r} for transaction {half.id}, which stays "
+                "open; the others were checked"
+            )
         return answer
 
     def _save(self, table: TransactionTable) -> None:

@@ -1,5 +1,5 @@
 """Goal: facts before notes: what the log says about a transaction counts when the note of its end is gone, and what
-nobody can know is set aside, never published. Method:
+nobody can know is set aside, never published. One transaction that cannot be ended does not stop the others. Method:
 notes that are damaged, removed as an earlier version removed them, or were never put."""
 
 from __future__ import annotations
@@ -171,3 +171,73 @@ def test_the_command_shows_what_is_set_aside_and_ends_it(tmp_path, capsys):
         assert found["cystore_transactions_set_aside"] == found["cystore_transactions_open"] == [({}, 1)]
     assert main(["transactions", str(path), "--rollback", halves[0].id]) == 0
     assert main(["transactions", str(path)]) == 1
+
+
+# ------------------------------------------------------------------------------------------ one of several
+
+
+def filled(store):
+    """Takes all queue slots that are left."""
+    for number in range(1000):
+        try:
+            store.put(f"filler-{number}", b"x")
+        except cystore.QueuesFullError:
+            return
+    raise AssertionError("the store takes any number of queues")
+
+
+def test_a_transaction_for_a_queue_that_cannot_be_made_stops_no_other(tmp_path):
+    """Seen: each check ended with StoreFullError at the first such transaction."""
+    path = tmp_path / "s"
+    with opened(path, max_queues=12, transaction_check_interval_ms=DAY_MS) as store:
+        store.put("old", b"first")
+        stuck = store.begin("new", b"stuck")
+        filled(store)
+        store.begin("old", b"open")
+        asked = []
+        checked = store.check_transactions(lambda half, message: asked.append(half.id) or "commit")
+        assert (checked.committed, checked.failed) == (1, 1)
+        assert "max_queues" in store.set_aside_transactions()[stuck]
+        assert store.check_transactions(lambda half, message: pytest.fail("asked too early")).failed == 0
+        assert bodies(store, "old") == [b"first", b"open"] and len(asked) == 2
+        store.rollback(stuck)
+        assert store.open_transactions() == []
+
+
+def test_a_transaction_that_could_not_be_ended_is_not_begun(tmp_path):
+    with opened(tmp_path / "s", max_queues=12) as store:
+        store.put("old", b"first")
+        filled(store)
+        with pytest.raises(cystore.QueuesFullError):
+            store.begin("old", b"never")
+        assert HALF_TOPIC not in store.topics()
+
+
+def test_a_wrong_answer_stops_no_other(tmp_path):
+    """Seen: the transactions behind it were never asked about."""
+    with opened(tmp_path / "s") as store:
+        wrong = store.begin("orders", b"wrong")
+        store.begin("orders", b"right")
+        with pytest.raises(cystore.TransactionError, match=f"not 'yes' for transaction {wrong.id}"):
+            store.check_transactions(lambda half, message: "yes" if half == wrong else "commit")
+        assert store.open_transactions() == [wrong] and bodies(store) == [b"right"]
+
+
+@pytest.mark.parametrize("room", [0, 1, 10, 25, 26])
+def test_a_half_message_without_room_for_a_check_is_asked_about_once_in_an_interval(tmp_path, room):
+    """Seen: it was asked about at every check."""
+    path = tmp_path / "s"
+    with opened(path, transaction_check_interval_ms=DAY_MS) as store:
+        bare = len(store.read(store.begin("orders", b"full").physical_offset).properties_bytes)
+        store.rollback(store.open_transactions()[0])
+        store.begin("orders", b"full", properties={"a": "x" * (32_767 - bare - room - 3)})
+        assert len(store.read(store.open_transactions()[0].physical_offset).properties_bytes) == 32_767 - room
+        asked = []
+        for _ in range(5):
+            store.check_transactions(lambda half, message: asked.append(half.id))
+        assert len(asked) == 1
+    with opened(path, transaction_check_interval_ms=DAY_MS) as store:
+        store.check_transactions(lambda half, message: pytest.fail("asked too early"))
+        (half,) = store.open_transactions()
+        store.commit(half)
+        assert bodies(store) == [b"full"]

@@ -167,6 +167,7 @@ def test_a_wrong_answer_ends_nothing(store, answer):
     with pytest.raises(TransactionError, match="check must give 'commit', 'rollback' or None"):
         store.check_transactions(lambda half, message: answer)
     assert store.open_transactions() == [half]
+    assert "check must give" in store.set_aside_transactions()[half]
     with pytest.raises(TypeError, match="check must be a callable"):
         store.check_transactions(answer)
 
