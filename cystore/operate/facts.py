@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cystore.engine.files.log_folders import LogFolders, log_paths, space_of
+from cystore.engine.inspect.control_head import read_head
 from cystore.engine.inspect.recognize import check_is_store
 from cystore.engine.log.commit_log import DIRECTORY, MARKER
+from cystore.operate.output import one_line
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.system import files
 from cystore.system.store_lock import LOCK_NAME, StoreLocks
@@ -82,6 +85,18 @@ def state(root: Path) -> State:
         name={"shared": "live", "exclusive": "exclusive"}.get(holder, left),
         writable=os.access(root, os.W_OK),
         has_cystore_records=(root / DIRECTORY / MARKER).exists(),
+    )
+
+
+def standing_request(root: Path) -> str | None:
+    """A line for people about a standing request to leave a store that is in use; None if there is none."""
+    head = read_head(root)
+    if head is None or not head.handover:
+        return None
+    end = f"it ends in {head.left_s:.0f} s" if head.left_s else "it has no end"
+    return (
+        "HANDOVER: the processes that were attached are asked to leave; "
+        f"{end}: cystore handover {one_line(shlex.quote(str(root)))} --cancel"
     )
 
 

@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cystore._native.layout cimport control_block
 from cystore._native.memory.control_fields cimport ControlFields
@@ -12,4 +12,5 @@ cdef inline int64_t* log_end(control_block* block) noexcept nogil:
 
 cdef class Control(ControlFields):
     cdef public object committer    # commits up to a log position; None without a pool
+    cdef uint32_t request_before    # the word `handover` when this process attached
     cdef int _take_over(self, uint64_t pid_namespace, str c_library) except -1

@@ -8,6 +8,8 @@ from cystore.layout import MUTEX_NAMES as MUTEX_NAMES
 from cystore.layout import RELEASE as RELEASE
 
 FINGERPRINT: int
+ASKED_EVERYBODY: int
+ASKED_UNTIL_CANCELLED: int
 
 class Control(ControlFields):
     @staticmethod

@@ -33,8 +33,16 @@ cdef extern from "failpoints.h" nogil:
 
 cdef extern from "wallclock.h" nogil:
     void store_clock_first(control_block* block)
+    int CLOCK_BOOTTIME
+    int64_t clock_read_ms(int which)
 
 cdef uint32_t SLOTS_PER_STEP = 256
+
+# Values of the word `handover`; any other is the second of CLOCK_BOOTTIME at which the request ends.
+cdef uint32_t EVERYBODY = 1             # without an end, and also for processes that attach later
+cdef uint32_t UNTIL_CANCELLED = 0x8000_0000  # this bit: without an end
+
+ASKED_EVERYBODY, ASKED_UNTIL_CANCELLED = EVERYBODY, UNTIL_CANCELLED
 
 # Properties that only writers must have in common, and the advice when they differ.
 cdef dict HINTS = {
@@ -137,6 +145,7 @@ cdef class Control(ControlFields):
         if file.length < <Py_ssize_t>Control.size_bytes(block.max_queues):
             raise StoreFormatError("the control block is shorter than it says", path=file.path)
         self.file, self.block = file, block
+        self.request_before = load_u32(&block.handover)
         self.read_only = not file.writable
         if sole_writer and (block.pid_namespace != pid_namespace or _text(&block.c_library[0]) != c_library[:39]):
             self._take_over(pid_namespace, c_library)
@@ -237,8 +246,13 @@ cdef class Control(ControlFields):
 
     @property
     def handover(self):
-        """Whether `cystore handover` asks attached processes to leave, so that another version can attach."""
-        return load_u32(&self.checked().handover) != 0
+        """Whether this process is asked to leave, so that another version can attach. A request that stood already when
+        this process attached is for the processes before it (control_head.py has the values of the word)."""
+        cdef uint32_t word = load_u32(&self.checked().handover)
+        if word <= EVERYBODY:
+            return word == EVERYBODY
+        return word != self.request_before and (word & UNTIL_CANCELLED != 0
+                                                or clock_read_ms(CLOCK_BOOTTIME) < 1000 * <int64_t>word)
 
     @property
     def intact(self):

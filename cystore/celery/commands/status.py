@@ -56,6 +56,7 @@ def _store_facts(ctx: click.Context) -> dict[str, Any]:
     told: dict[str, Any] = {
         "path": str(path),
         "state": state.name,
+        "handover": facts.standing_request(path) if state.name == "live" else None,
         "writable": state.writable,
         "disk": asdict(use),
         "lifecycle": bool(ctx.obj.app.conf.get(recorder.SETTING, True)),
@@ -94,6 +95,8 @@ def _count(queues: list[dict[str, Any]], topic: str) -> dict[str, int]:
 
 
 def _show_store(told: dict[str, Any]) -> None:
+    if told["handover"] is not None:
+        write_line(told["handover"])
     write_line(f"store: {one_line(told['path'])}: {STATES[told['state']]}")
     write_line(f"lifecycle log: {'on' if told['lifecycle'] else 'off'}")
     disk = told["disk"]

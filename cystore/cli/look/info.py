@@ -74,6 +74,8 @@ def _positions_and_state(parts: Attachment) -> dict[str, Any]:
 
 
 def _show(info: dict[str, Any]) -> None:
+    if info["attached"] is not None and info["attached"]["handover_text"] is not None:
+        write_line(info["attached"]["handover_text"])
     access = "" if info["writable"] else "; this user may only read it"
     write_line(f"{one_line(info['path'])}: {facts.STATES[info['state']]}{access}")
     kinds = "RocketMQ and cystore records" if info["has_cystore_records"] else "RocketMQ records only"
@@ -242,6 +244,7 @@ def _attached(root: Path) -> dict[str, Any] | None:
         "is_ours": head.is_ours,
         "can_be_followed": head.can_be_followed,
         "handover": head.handover,
+        "handover_text": facts.standing_request(root),
         "processes": [{"pid": pid, "command": command} for pid, command in attached_processes(root)],
     }
 
@@ -257,8 +260,6 @@ def _show_attached(attached: dict[str, Any], root: str) -> None:
             else f"ANOTHER VERSION: this is {OURS}; positions cannot be read beside it (cystore handover "
             f"{one_line(root)})"
         )
-    if attached["handover"]:
-        write_line("HANDOVER: attached processes are asked to leave")
     rows: list[tuple[object, ...]] = [
         (process["pid"], one_line(process["command"])) for process in attached["processes"]
     ]

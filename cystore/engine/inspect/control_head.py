@@ -2,16 +2,28 @@
 
 It lets a process recognise and name another version, and ask it to leave: `handover` is the only word that a process
 may set in a block of another version. A block from before layout 2 has zeros instead of its release.
+
+The word is 0, or a request. An earlier release takes each request for one to everybody.
+
+| word | for which processes | ends |
+|---|---|---|
+| ASKED_EVERYBODY | all, also those that attach later | when it is cleared |
+| with the bit ASKED_UNTIL_CANCELLED | those that are attached already | when it is cleared |
+| any other number | those that are attached already | at that second of CLOCK_BOOTTIME |
+
+Each request ends when no process is attached: the next one makes the block anew.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore._native.memory.control import FINGERPRINT
+from cystore import clock
+from cystore._native.memory.control import ASKED_EVERYBODY, ASKED_UNTIL_CANCELLED, FINGERPRINT
 from cystore.engine.inspect.control_words import FIRST_LAYOUT
 from cystore.engine.log.allocate import CONTROL_NAME
 from cystore.layout import CONTROL_FIELDS, CONTROL_MAGIC, LAYOUT_VERSION, RELEASE
@@ -21,6 +33,7 @@ from cystore.system.store_lock import LOCK_NAME
 
 HEAD_BYTES = 192
 PROCESSES_NAMED = 12  # in an error
+SEEN_S = 2.0  # a worker looks once a second
 _AT = {field.name: at for field, at in CONTROL_FIELDS}
 
 
@@ -30,7 +43,22 @@ class ControlHead(NamedTuple):
     fingerprint: int
     layout_version: int  # 0 if the block does not contain it
     release: str
-    handover: bool
+    request: int  # the word `handover`
+
+    @property
+    def handover(self) -> bool:
+        """Whether a request stands: attached processes are asked to leave."""
+        word = self.request
+        return word == ASKED_EVERYBODY or bool(word & ASKED_UNTIL_CANCELLED) or self.left_s > 0
+
+    @property
+    def left_s(self) -> float:
+        """The time until the request ends by itself; 0 if it is over, or has no end."""
+        return max(self.request - clock.boottime_ms() / 1000, 0.0) if self._ends else 0.0
+
+    @property
+    def _ends(self) -> bool:
+        return self.request > ASKED_EVERYBODY and not self.request & ASKED_UNTIL_CANCELLED
 
     @property
     def can_be_followed(self) -> bool:
@@ -49,7 +77,7 @@ class ControlHead(NamedTuple):
         return f"cystore {self.release}, layout {self.layout_version} ({self.fingerprint:016x})"
 
 
-OURS = ControlHead(FINGERPRINT, LAYOUT_VERSION, RELEASE, handover=False)
+OURS = ControlHead(FINGERPRINT, LAYOUT_VERSION, RELEASE, request=0)
 
 
 def read_head(root: Path) -> ControlHead | None:
@@ -62,14 +90,23 @@ def read_head(root: Path) -> ControlHead | None:
         _number(data, "fingerprint", "Q"),
         _number(data, "layout_version", "I"),
         text.decode("ascii", "backslashreplace"),
-        _number(data, "handover", "I") != 0,
+        _number(data, "handover", "I"),
     )
 
 
-def ask_to_leave(root: Path, asked: bool = True) -> None:
+def request_until(wait_s: float | None) -> int:
+    """A request to the processes that are attached now, for a time, but long enough for each to see it; None: until it
+    is cleared."""
+    now_s = clock.boottime_ms() // 1000
+    if wait_s is None:
+        return now_s | ASKED_UNTIL_CANCELLED
+    return now_s + 1 + math.ceil(max(wait_s, SEEN_S))
+
+
+def ask_to_leave(root: Path, asked: bool = True, request: int = ASKED_EVERYBODY) -> None:
     """Sets the word that attached processes of any version look at, or clears it."""
     path = root / CONTROL_NAME
-    file_ranges.write_at(path, [(_AT["handover"], struct.pack("=I", asked))])
+    file_ranges.write_at(path, [(_AT["handover"], struct.pack("=I", request if asked else 0))])
 
 
 def attached_processes(root: Path) -> list[tuple[int, str]]:

@@ -15,6 +15,7 @@ from celery.exceptions import Reject
 from cystore.celery.base import pools
 from cystore.celery.base.store_watch import HANDOVER_EXIT_CODE
 from cystore.celery.stores import close_shared
+from cystore.engine.inspect.control_head import attached_processes, read_head
 from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready, send, waiting
 from tests.support.celery import work
@@ -130,3 +131,91 @@ def test_a_request_can_be_taken_back(tmp_path):
         process.do("store.put('T', b'still works')")
         subprocess.run([*command, "--cancel"], check=True)
         assert process.do("store.asked_to_leave()") is False
+
+
+def first_line(fleet: Fleet, command: str) -> str:
+    """Of `cystore info`, or of `celery cystore status`."""
+    commands = {
+        "info": ["-m", "cystore", "info", str(fleet.store_path)],
+        "status": ["-m", "celery", "-A", "tests.support.celery.work:app", "cystore", "status"],
+    }
+    environment = {**os.environ, **fleet.environment}
+    done = subprocess.run(
+        [sys.executable, *commands[command]], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()[0]
+
+
+def test_a_request_that_beat_and_a_web_process_do_not_meet_ends(tmp_path):
+    """Seen: the request stayed when the command had ended, and every worker that the supervisor started was asked to
+    leave at once, for ever."""
+    with fleet_in(tmp_path) as fleet, Process() as web:
+        worker = fleet.start("--concurrency=1")
+        beat = fleet.start_beat()
+        ready(worker)
+        web.do("import cystore; store = cystore.open(path)", path=str(fleet.store_path))
+        wait_until(lambda: attached(fleet) >= {beat.process.pid, web.pid}, "beat has the store open")
+        close_shared()
+
+        left = handover(fleet, "--wait", "8")
+        assert worker.process.wait(PATIENCE_S) == HANDOVER_EXIT_CODE
+        assert left.returncode == 1
+        for pid in (beat.process.pid, web.pid):
+            assert str(pid) in left.stdout
+        assert "no process with another layout can write" in left.stdout
+        assert "The request has ended" in left.stdout and "--keep" in left.stdout
+        assert web.do("store.asked_to_leave()") is False
+        assert "HANDOVER" not in first_line(fleet, "info")
+
+        later = fleet.start("--concurrency=1")
+        ready(later)
+        assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3
+        assert "asks this worker to leave" not in later.log.read_text()
+
+
+def test_a_request_that_is_kept_is_shown_first_and_is_not_for_later_workers(tmp_path):
+    with fleet_in(tmp_path) as fleet, Process() as web:
+        web.do("import cystore; store = cystore.open(path)", path=str(fleet.store_path))
+        worker = fleet.start("--concurrency=1")
+        ready(worker)
+        close_shared()
+        kept = handover(fleet, "--wait", "1", "--keep")
+        assert kept.returncode == 1 and f"cystore handover {fleet.store_path} --cancel" in kept.stdout
+        assert worker.process.wait(PATIENCE_S) == HANDOVER_EXIT_CODE
+        assert web.do("store.asked_to_leave()") is True
+        for command in ("info", "status"):
+            assert first_line(fleet, command).startswith("HANDOVER: the processes that were attached")
+
+        later = fleet.start("--concurrency=1")  # by the supervisor, with the same layout
+        ready(later)
+        assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3
+        with Process() as newer:
+            newer.do("import cystore; store = cystore.open(path)", path=str(fleet.store_path))
+            assert newer.do("store.asked_to_leave()") is False
+        cancelled = handover(fleet, "--cancel")
+        assert cancelled.returncode == 0 and "cancelled" in cancelled.stdout
+        assert web.do("store.asked_to_leave()") is False
+        assert first_line(fleet, "info").startswith(str(fleet.store_path))
+        assert "asks this worker to leave" not in later.log.read_text()
+
+
+def test_a_request_is_met_when_those_before_it_have_left(tmp_path):
+    """The supervisor starts the worker again, with the same layout: that one is not waited for."""
+    path = tmp_path / "s"
+    with Process() as old, Process() as later:
+        old.do("import cystore; store = cystore.open(path)", path=str(path))
+        command = [sys.executable, "-m", "cystore", "handover", str(path), "--wait", "80"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asks:
+            wait_until(lambda: old.do("store.asked_to_leave()"), "it is asked")
+            later.do("import cystore; store = cystore.open(path)", path=str(path))
+            old.do("store.close()")
+            text, _ = asks.communicate(timeout=PATIENCE_S)
+        assert asks.returncode == 0
+        assert "all processes have left" in text and str(later.pid) in text and str(old.pid) not in text
+        assert later.do("store.asked_to_leave()") is False
+        assert not read_head(path).handover
+
+
+def attached(fleet: Fleet) -> set[int]:
+    """The processes that have the store open."""
+    return {pid for pid, _ in attached_processes(fleet.store_path)} if fleet.store_path.exists() else set()
