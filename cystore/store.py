@@ -218,15 +218,13 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
             housekeeper.watch(parts, self.config)
             self._leaving, self._dropped = leaving, dropped
             _open_stores.add(self)
-        except BaseException as error:
+        except BaseException:
             self._unbind()
             try:
                 leaving.start()
-            except RuntimeError:
+            except StoreResourceError:
                 leaving.here()
             leaving.settle()
-            if isinstance(error, RuntimeError):  # Python's only error for a thread that cannot start
-                raise StoreResourceError(f"cannot start the services: {error}", path=self.path) from error
             raise
         if parts.ground is not None:
             self._private = parts

@@ -22,6 +22,7 @@ from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
 from cystore.errors import CorruptRecordError, StoreClosedError, StoreConfigError, StoreError
 from cystore.filters.given_filter import Filter
 from cystore.results import GetStatus
+from cystore.system.threads import os_threads
 
 if TYPE_CHECKING:
     from cystore.arrivals.surface import StoreArrivals
@@ -197,7 +198,11 @@ class AsyncStore:
 
     @staticmethod
     async def _in_thread(call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(None, call)
+        try:
+            future = asyncio.get_running_loop().run_in_executor(None, call)
+        except (RuntimeError, MemoryError) as error:  # no room for a thread, or the loop's threads have ended
+            raise os_threads.no_thread("of asyncio", error) from error
+        return await future
 
 
 def _read(get: Callable[..., GetResult], topic: str, queue_id: int, at: int) -> tuple[Any, int]:

@@ -12,6 +12,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 from cystore._native.record.argument_checks import whole
@@ -73,7 +74,6 @@ class Dispatcher:
         self._max_count = whole("max_count", max_count, 1, 1 << 20, StoreConfigError)
         self._durable_only, self._pid = bool(durable_only), os.getpid()
         self._parts, self._closed = parts, False
-        self._cursor, self._locks = _begun(parts, self.name, begin)
         self._runs, self._position = False, -1
         self._pause_s, self._failures, self._trouble = 0.0, 0, Trouble()
         self._error: BaseException | None = None
@@ -81,15 +81,20 @@ class Dispatcher:
         self._seen, self._behind = 0, False
         self._sleeper, self._stopping, self._key = InterruptibleSleep(), os_threads.Flag(), _key(self.name)
         self._hold = _Hold(parts, self.name) if hold else None
+        self._thread = ServiceThread(
+            f"dispatcher-{self.name}", self._turn, lambda: self._pause_s, self._sleep,
+            flag=lambda: self._stopping, at_end=self._leave, prepare=partial(self._make, hold_max_age_ms),
+        )  # fmt: skip
+
+    def _make(self, hold_max_age_ms: int | None) -> None:
+        """Makes the cursor and the hold. A dispatcher does not begin if there is no room for its thread."""
+        parts = self._parts
+        self._cursor, self._locks = _begun(parts, self.name, self._begin)
         try:
             if self._hold is not None:
                 self._hold.set(self._state().durable, hold_max_age_ms)
             elif PREFIX + self.name in parts.cleaner.holds.read():
                 parts.cleaner.holds.release(PREFIX + self.name)
-            self._thread = ServiceThread(
-                f"dispatcher-{self.name}", self._turn, lambda: self._pause_s, self._sleep,
-                flag=lambda: self._stopping, at_end=self._leave,
-            )  # fmt: skip
         except BaseException:
             self._leave()
             raise

@@ -84,13 +84,17 @@ class QueueWatch:
                 entry.ends.update({queue_id: parts.reader.end_of(slot) for queue_id, slot in slots.items()})
             self._entries[id(entry)] = entry
             self._wanted.setdefault((entry.topic, entry.queue_id), {})[id(entry)] = entry
-            for queue_id, slot in slots.items():
-                self._enter(queue_id, slot, entry)
-            if self._thread is None:
-                self._stopped, self._used_s = False, monotonic_s()
-                self._thread = os_threads.Thread(self._run, self._name)
-            else:
-                self._sleeper.wake()
+            try:
+                for queue_id, slot in slots.items():
+                    self._enter(queue_id, slot, entry)
+                if self._thread is None:
+                    self._stopped, self._used_s = False, monotonic_s()
+                    self._thread = os_threads.Thread(self._run, self._name)
+                else:
+                    self._sleeper.wake()
+            except BaseException:  # no room for the thread, or a handler's exception
+                self.remove(entry)
+                raise
 
     def remove(self, entry: Watched) -> None:
         """Ends the watch of an entry. A call that has begun runs to its end. Safe to call twice."""

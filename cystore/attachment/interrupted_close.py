@@ -21,7 +21,7 @@ from cystore.attachment.attach import Attachment
 from cystore.attachment.detach import detach
 from cystore.attachment.release_thread import housekeeper
 from cystore.clock import monotonic_s
-from cystore.errors import StoreClosedError
+from cystore.errors import StoreClosedError, StoreResourceError
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import INSIDE
@@ -56,7 +56,7 @@ class Leaving:
             try:
                 os_threads.Thread(self._run, "cystore-leave")
                 return
-            except RuntimeError:  # no more threads: then here, if this thread can
+            except StoreResourceError:  # no more threads: then here, if this thread can
                 if self.is_below():
                     raise
         self._run()

@@ -14,7 +14,7 @@ from cystore.attachment.attach import Attachment
 from cystore.config import StoreConfig
 from cystore.engine.files.progress import Progress
 from cystore.engine.files.segments import Mode
-from cystore.errors import StoreClosedError
+from cystore.errors import StoreClosedError, StoreResourceError
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads
 
@@ -52,7 +52,7 @@ class Housekeeper:
             if self._thread is None:
                 try:
                     self._thread = ServiceThread("let-go", self.run_once, INTERVAL_S)
-                except RuntimeError as error:
+                except StoreResourceError as error:
                     log.warning("%s: cleaned segments stay mapped until the next call: %s", parts.root, error)
 
     def unwatch(self, parts: Attachment) -> None:

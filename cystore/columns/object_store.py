@@ -12,7 +12,6 @@ import functools
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 
 from cystore.errors import StoreConfigError, StoreError, StoreFormatError, StoreIOError, StorePermissionError
+from cystore.system.threads.thread_pool import ThreadPool
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MAGIC = re.compile(r"[*?\[]")
@@ -215,7 +215,7 @@ def in_parallel(work: Callable[[Item], Found], items: Sequence[Item]) -> list[Fo
     """Calls `work` for each item, many at the same time, because each call waits for a server."""
     if len(items) < 2:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(min(REQUESTS, len(items))) as pool:
+    with ThreadPool(min(REQUESTS, len(items)), "cystore-requests") as pool:
         return list(pool.map(work, items))
 
 

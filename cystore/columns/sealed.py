@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -40,6 +40,7 @@ from cystore.layout import (
     TOTAL_SIZE,
 )
 from cystore.recovery.walk.queue_reader import entry_in
+from cystore.system.threads.thread_pool import ThreadPool
 
 WINDOW_BYTES = 16 * 1024 * 1024
 HEAD_BYTES = (
@@ -322,7 +323,7 @@ def read_sealed(
     """
     reader = new_reader(settings)
     store = None
-    with ThreadPoolExecutor(1, "cystore-read-ahead") as pool:
+    with ThreadPool(1, "cystore-read-ahead") as pool:
         for part in ranges:
             if part.store != store:
                 yield from taken(reader, settings, store)
@@ -351,7 +352,7 @@ class _Windows:
     object_store: ObjectStore
     part: LogRange
     window_bytes: int
-    pool: ThreadPoolExecutor
+    pool: ThreadPool
     data: bytes = b""
     first: int = 0
     ahead: Future[bytes] | None = None

@@ -111,18 +111,22 @@ class Consumer:
         self._found: GroupTable = store._group_table()
         self._table = self._found.table
         self._levels = len(self._parts.config.delay_levels_ms())
-        self._begin_group()
         self._locks = self._table.locks()
         try:
-            self._leases = Leases(self._locks)
-            self._members = {
-                topic: Member(self._locks, self._table.row((topic, self.group, -1)))
-                for topic in (*self.topics, retry_topic(self.group))
-            }
             self._thread = _thread_of(self)
         except BaseException:
+            self._closed = True
             self._locks.close()
             raise
+
+    def _join_group(self) -> None:
+        """Makes the leases and the members. A group does not begin if there is no room for the thread."""
+        self._begin_group()
+        self._leases = Leases(self._locks)
+        self._members = {
+            topic: Member(self._locks, self._table.row((topic, self.group, -1)))
+            for topic in (*self.topics, retry_topic(self.group))
+        }
 
     def _begin_group(self) -> None:
         """Sets the group's offset in its retry topic, so that its lag counts there from the first message on. Also sets
@@ -494,4 +498,4 @@ def _thread_of(consumer: Consumer) -> ServiceThread:
         found = known()
         return LEAST_TURN_S if found is None else found._pause_s()
 
-    return ServiceThread(f"consumer-{consumer.group}", turn, pause_s)
+    return ServiceThread(f"consumer-{consumer.group}", turn, pause_s, prepare=consumer._join_group)

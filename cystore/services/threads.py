@@ -30,6 +30,10 @@ class ServiceThread:
     that doubles with each error in a row. No sync put waits for a service `in_background`. `thread` and `flag` are made
     like those of `os_threads`, the default. It is appended to `among` before it starts, so that others can stop it. It
     calls `at_end` last, whatever ends it.
+
+    `prepare` makes what the thread works with, in the thread that makes this object. It is called only when there is
+    room for the thread, and the first turn comes after it. If it fails, no turn comes, and no `at_end`. Raises
+    StoreResourceError if there is no room for a thread, and the error of `prepare`.
     """
 
     def __init__(
@@ -44,22 +48,34 @@ class ServiceThread:
         among: list[ServiceThread] | None = None,
         at_end: Callable[[], None] | None = None,
         in_background: bool = False,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self._run_once, self._interval_s = run_once, interval_s
         self._stopping = flag()
         self._wait = wait or self._stopping.wait
         self._name = f"cystore-{name}"
         self._at_end, self._in_background = at_end, in_background
+        self._prepared = os_threads.Flag()
+        self._works = prepare is None
         self._thread: Any = None
         if among is not None:
             among.append(self)
         try:
             self._thread = thread(self._run, self._name)  # runs before it is assigned
+            if prepare is not None:
+                prepare()
+                self._works = True
         except BaseException:  # a handler's exception, perhaps: the thread may run
             self._stopping.set()
             raise
+        finally:
+            self._prepared.set()
 
     def _run(self) -> None:
+        if not self._works:
+            self._prepared.wait()
+            if not self._works:
+                return
         if self._in_background:
             os_threads.work_in_background()
         try:

@@ -19,7 +19,7 @@ import weakref
 from pathlib import Path
 
 from cystore._native.system.descriptor import ByteLock, Descriptor
-from cystore.errors import StoreLockedError
+from cystore.errors import StoreLockedError, StoreResourceError
 from cystore.system import files
 from cystore.system.threads import os_threads
 
@@ -120,7 +120,7 @@ class StoreLocks:
 
         try:
             os_threads.Thread(report, "cystore-gate")
-        except RuntimeError:  # no more threads: report at once
+        except StoreResourceError:  # no more threads: report at once
             log.warning(text, self.path, 0)
         return through
 

@@ -135,6 +135,17 @@ BANS = (
         example="    pthread_mutex_lock(&lock)",
     ),
     Ban(
+        "one module starts threads, so that no room for one is said as what it is",
+        r"\bthreading\.(?:Thread|Timer)\(|\b(?:Thread|Process)PoolExecutor\(|\bstart_new_thread\b|import Thread\b",
+        (".py", ".pyx"),
+        ("cystore", "celery_app", "pyspark_cystore.py"),
+        allowed={
+            "cystore/system/threads/os_threads.py": "that module",
+            "cystore/system/threads/thread_pool.py": "pools of them",
+        },
+        example="    threading.Thread(target=work).start()",
+    ),
+    Ban(
         "kernels return facts, and Python logs them",
         r"\bimport logging\b|\bgetLogger\(|\blog\.(?:debug|info|warning|error|exception)\(",
         (".pyx", ".pxd"),

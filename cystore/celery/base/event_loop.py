@@ -13,19 +13,20 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any
 
 from celery._state import get_current_task
 
 from cystore.celery.base import greenlets
 from cystore.celery.base.processes import in_pool
+from cystore.system.threads.thread_pool import ThreadPool
 
 log = logging.getLogger("cystore.celery")
 
 WAIT_S = 1.0
 
-_thread: ThreadPoolExecutor | None = None
+_thread: ThreadPool | None = None
 _late: Future[None] | None = None  # the last call that the loop did not wait for
 
 
@@ -36,7 +37,7 @@ def store(app: Any, what: str, call: Callable[[], None]) -> None:
     if not _is_loop(app):
         call()
         return
-    _thread = _thread or ThreadPoolExecutor(1, "cystore-event-loop")
+    _thread = _thread or ThreadPool(1, "cystore-event-loop")
     future = _thread.submit(call)
     behind = _late is not None and not _late.done()
     wait([future], 0 if behind else WAIT_S)

@@ -6,7 +6,6 @@ the operating system's (`cystore.system.threads.os_threads`), which a thread of 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -30,8 +29,7 @@ class Thread:
     hub that opened it. Starts when made, like `os_threads.Thread`."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
-        self._thread = threading.Thread(target=target, name=name, daemon=True)
-        self._thread.start()
+        self._thread = os_threads.begin(target, name)
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits until the thread has ended, at most for this time."""

@@ -42,6 +42,7 @@ from cystore.celery.base.processes import ForkLock, without_collections
 from cystore.celery.base.store_watch import StoreWatch
 from cystore.celery.results.full_disk import tell_in_one_line
 from cystore.celery.routing.other_homes import reader_of, tell_shown_passwords
+from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore.celery")
 
@@ -210,7 +211,7 @@ class Opening:
                 state.should_stop = EX_FAILURE
 
         self.has_thread = True
-        threading.Thread(target=opens, name="cystore-opening", daemon=True).start()
+        os_threads.begin(opens, "cystore-opening")
 
     def go(self) -> None:
         """The main thread is going to wait for neighbours."""

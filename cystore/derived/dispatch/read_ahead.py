@@ -11,7 +11,7 @@ import os
 
 from cystore._native.derived.dispatch import DispatchKernel
 from cystore.engine.log.commit_log import CommitLog
-from cystore.errors import StoreError
+from cystore.errors import StoreError, StoreResourceError
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -35,7 +35,7 @@ class ReadAhead:
             return
         try:  # a greenlet would stop its whole thread, and wait there for the dispatcher
             self._thread = os_threads.Thread(self._run, "cystore-read-ahead", BEGIN_S)
-        except RuntimeError as error:  # too many threads: the dispatcher does all itself
+        except StoreResourceError as error:  # too many threads: the dispatcher does all itself
             self._kernel.end_ahead()
             log.debug("no thread reads ahead of dispatch: %s", error)
         except BaseException:  # a signal handler's: the thread may be at work, or may never begin

@@ -32,6 +32,7 @@ from cystore.spark.jobs.running import (
 )
 from cystore.spark.report import live
 from cystore.spark.task_events import task_events
+from cystore.system.threads import os_threads
 
 HELP = "the numbers of tasks by minute, as a stream into Parquet"
 WINDOW, WATERMARK, EVERY = "1 minute", "10 minutes", "10 seconds"
@@ -144,10 +145,9 @@ def _ran_to_its_end(query: StreamingQuery) -> bool:
         except Exception as error:  # noqa: BLE001 - raised below
             failures.append(error)
 
-    asking = threading.Thread(target=ask, daemon=True)
     in_main = threading.current_thread() is threading.main_thread()
+    asking = os_threads.begin(ask, "cystore-await-query")
     before = signal.signal(signal.SIGINT, signal.default_int_handler) if in_main else None
-    asking.start()
     try:
         asking.join()
     except KeyboardInterrupt:

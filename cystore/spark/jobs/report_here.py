@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -23,6 +22,7 @@ from cystore.spark.reports.attempts import SCHEMA
 from cystore.spark.reports.report_tables import tables_of
 from cystore.spark.source.plan import LogPartition
 from cystore.spark.source.task_reader import AttemptReader, attempts_schema
+from cystore.system.threads.thread_pool import ThreadPool
 
 # Bytes of log: about 5 million events, whose attempts take about 500 MB. Packed, they stay below the size of results
 # that Spark lets a driver collect (1 GiB).
@@ -42,7 +42,7 @@ def is_small(stores: str | Sequence[str], options: Mapping[str, str]) -> bool:
 def tables_here(stores: str | Sequence[str], options: Mapping[str, str], top: int) -> dict[str, pa.Table]:
     """The tables of the report, read with a thread for each core."""
     reader = _reader(stores, options)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    with ThreadPool(len(os.sched_getaffinity(0)), "cystore-report") as threads:
         parts = threads.map(lambda part: list(reader.read(part)), reader.partitions())
         return tables_of([batch for part in parts for batch in part], top)
 

@@ -35,6 +35,7 @@ from cystore.operate.progress import Report
 from cystore.spark.frames import cores_of
 from cystore.spark.jobs.spread import spread
 from cystore.spark.options import SETTING_PREFIX, local_path
+from cystore.system.threads import os_threads
 
 LEAST_RANGE_BYTES = 4 << 20
 LOOK_EVERY_S = 0.2
@@ -210,9 +211,8 @@ def _ctrl_c_cancels(spark: SparkSession) -> Iterator[None]:
             context.cancelAllJobs()
             signal.pthread_kill(ident, signal.SIGINT)
 
+    canceller = os_threads.begin(cancel, "cystore-cancel-jobs")
     signal.signal(signal.SIGINT, handle)
-    canceller = threading.Thread(target=cancel, daemon=True)
-    canceller.start()
     try:
         yield
     except Exception as error:
@@ -316,8 +316,7 @@ def reported(spark: SparkSession, what: str, report: Report | None) -> Iterator[
             if total:
                 report(what, done, total)
 
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
+    watcher = os_threads.begin(look, "cystore-watch-jobs")
     try:
         yield
     finally:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import BuiltinImporter
 from importlib.util import module_from_spec
 from types import BuiltinFunctionType
 from typing import Any
+
+from cystore.errors import StoreResourceError
 
 
 def _pristine() -> Any:
@@ -30,6 +34,8 @@ def _pristine() -> Any:
 
 SLICE_S = 1.0
 BEGIN_S = 10.0
+LOOK_S = 0.01  # between two looks whether a thread died before it began
+ROOM_BYTES = 2 << 20  # a thread that begins takes an arena of Python's memory, of 1 MiB
 _native = _pristine()
 start: Callable[..., int] = _native.start_new_thread
 native_id: Callable[[], int] = _native.get_native_id
@@ -135,34 +141,79 @@ class Flag:
         return self._set
 
 
+def no_thread(name: str, reason: object) -> StoreResourceError:
+    """The error for a thread that cannot begin."""
+    return StoreResourceError(
+        f"no room for the thread {name}: {reason}; nothing was begun. End other threads or processes, or raise the "
+        "limit (`ulimit -u`, the container's limits of processes and of memory), then try again"
+    )
+
+
+def begin(target: Callable[[], None], name: str) -> threading.Thread:
+    """Starts a daemon thread of `threading`, which may be a greenlet. Raises StoreResourceError if there is no room for
+    it."""
+    try:
+        room()
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        raise no_thread(name, error) from error
+    return thread
+
+
+def room() -> None:
+    """Raises MemoryError if there is no memory for a thread: one that begins without it dies and reports nothing."""
+    try:
+        mmap.mmap(-1, ROOM_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()  # touches no page
+    except OSError as error:
+        raise MemoryError(error.strerror) from error
+
+
+class _Alive:
+    """Lives as long as the thread that got it."""
+
+
 class Thread:
-    """A daemon thread that runs `target` once; it starts when it is made. Raises RuntimeError if it does not begin
-    within `begin_s`: a thread that lacks the memory to begin reports nothing."""
+    """A daemon thread that runs `target` once; it starts when it is made. Raises StoreResourceError at once if there is
+    no room for a thread, and if the thread does not begin within `begin_s`."""
 
     def __init__(self, target: Callable[[], None], name: str, begin_s: float = BEGIN_S) -> None:
         self.name = name
         self._targets = [target]
-        try:
-            self._begun, self._done = Flag(), Flag()
-        except MemoryError as error:
-            raise RuntimeError(f"can't start new thread: {error}") from None
         self._ident = -1
         try:
+            self._begun, self._done = Flag(), Flag()
+            room()
             if patched():
                 for function in before_native:
                     function()
                 start(self._run, ())
-            elif threading.current_thread() is threading.main_thread():
-                # A handler's exception inside of Thread.start would leave a thread that waits for ever for a lock of
-                # `threading`.
-                start(self._start_from_here, ())
-                if not self._begun.wait(begin_s) and self._taken_back():
-                    raise RuntimeError(f"can't start new thread: it did not begin within {begin_s:g} s")
-            else:
-                self._start()
+                return
+            # A handler's exception inside of Thread.start would leave a thread that waits for ever for a lock of
+            # `threading`. And Thread.start waits for ever for a thread that died before it began.
+            alive = _Alive()
+            dies = weakref.ref(alive)
+            start(self._start_from_here, (alive,))
+            del alive
+            reason = self._not_begun(dies, begin_s)
+        except (RuntimeError, MemoryError) as error:
+            self._targets.clear()
+            raise no_thread(name, error) from error
         except BaseException:
             self._targets.clear()  # the target may run already; otherwise it never runs
             raise
+        if reason and self._taken_back():
+            raise no_thread(name, reason)
+
+    def _not_begun(self, starter: weakref.ref[_Alive], begin_s: float) -> str:
+        """Waits until the thread runs; returns the reason if it does not begin."""
+        until_s = time.monotonic() + begin_s
+        while not self._begun.wait(LOOK_S):
+            if starter() is None:
+                return "can't start new thread: no memory" if not self._begun.is_set() else ""
+            if time.monotonic() >= until_s:
+                return f"can't start new thread: it did not begin within {begin_s:g} s"
+        return ""
 
     def _taken_back(self) -> bool:
         """Takes the work from a thread that has not begun; False if it has begun meanwhile."""
@@ -175,7 +226,7 @@ class Thread:
     def _start(self) -> None:
         threading.Thread(target=self._run, name=self.name, daemon=True).start()
 
-    def _start_from_here(self) -> None:
+    def _start_from_here(self, alive: _Alive) -> None:
         try:
             self._start()
         except Exception:  # noqa: BLE001 - no more threads, or no memory for one: this thread does the work

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
+from cystore.errors import StoreResourceError
 from cystore.system.threads import os_threads
 
 Answer = TypeVar("Answer")
@@ -61,7 +62,7 @@ def undisturbed(call: Callable[[], Answer]) -> Answer:
 
     try:
         thread = os_threads.Thread(run, "cystore-turn", TURN_BEGIN_S)
-    except RuntimeError:  # no more threads
+    except StoreResourceError:  # no more threads
         return call()
     thread.join()
     if errors:
