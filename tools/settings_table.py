@@ -19,7 +19,7 @@ from cystore.celery.chords import chord_bodies, chord_steps
 from cystore.celery.duties import answering
 from cystore.celery.duties import main_process as duty_host
 from cystore.celery.lifecycle import light_queues, payload, recorder, redaction
-from cystore.celery.routing import client
+from cystore.celery.routing import client, messages
 from cystore.config import StoreConfig
 from cystore.engine.manifest.store_settings import CHANGEABLE, SHAPE
 
@@ -168,6 +168,8 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     ("cystore_redis_options", {}, "", "options of redis-py's client"),
     (answering.SETTING, True, "", ("a worker's main process answers when [other hosts](remote.md) read results "
                                   "of its store")),
+    (messages.SECRET_SETTING, None, "", ("a file with [the secret of the home](remote.md#the-secret-of-a-home), with "
+                                         "which answers are proved; a dict of files by homes")),
     (replicas.SETTING, None, "", ("the folder with the [replicas of other "
                                   "homes](replication.md#celery-when-a-host-dies) on this host")),
     (client.SETTING, client.SILENT_S, "s",

@@ -4,9 +4,9 @@ Keys, all of which expire by themselves (`cystore.celery.base.duty_leases` has t
 
 | key | holds | lives |
 |---|---|---|
-| `cystore:stores` | sorted set: store ids by the time of their last heartbeat | a day after it |
-| `cystore:<store id>:seen` | hash: `store` (see `describe`) and `worker:<name>`, each "ms JSON" | a day |
-| `cystore:<store id>:ticks` | hash: duty and when its last tick was sent, ms | an hour after that |
+| `cystore:duties:stores` | sorted set: store ids by the time of their last heartbeat | a day after it |
+| `cystore:duties:<store id>:seen` | hash: `store` (see `describe`) and `worker:<name>`, each "ms JSON" | a day |
+| `cystore:duties:<store id>:ticks` | hash: duty and when its last tick was sent, ms | an hour after that |
 
 Times are those of the Redis server: clocks of hosts differ. `client` is a redis-py client; nothing here imports redis.
 """
@@ -31,7 +31,8 @@ LIVE_S = 45.0  # without a heartbeat for this time a store counts as gone, and g
 REMEMBERED_S = 24 * 3600.0  # a gone store is shown for this time
 TICKS_LIVE_S = 3600.0
 
-STORES = "cystore:stores"
+PREFIX = "cystore:duties:"
+STORES = f"{PREFIX}stores"
 _TIME = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 # KEYS: stores, seen. ARGV: id, description of the store, field of the worker, description of the worker, lifetime of
 # entries in ms, whether to remove older entries now ("1"). One heartbeat in ten minutes removes them; the others cost
@@ -224,7 +225,7 @@ def due_ticks(
         for word in (duty, int(max(period_s - slack_s, 0) * 1000))
     ]
     for store_id in store_ids:
-        pipeline.eval(DUE, 1, f"cystore:{store_id}:ticks", int(TICKS_LIVE_S * 1000), *least)
+        pipeline.eval(DUE, 1, f"{PREFIX}{store_id}:ticks", int(TICKS_LIVE_S * 1000), *least)
     answers = pipeline.execute() if store_ids else []
     return {store_id: [_text(duty) for duty in due] for store_id, due in zip(store_ids, answers, strict=True)}
 
@@ -236,7 +237,7 @@ def fleet(client: Any) -> list[StoreStatus]:
     for store_id in found:
         pipeline.hgetall(store_key(store_id))
         for duty in DUTIES:
-            pipeline.hget(f"cystore:{store_id}:lease:{duty}", "by")
+            pipeline.hget(f"{PREFIX}{store_id}:lease:{duty}", "by")
     answers = iter(pipeline.execute() if found else [])
     stores = []
     for store_id, seen_s in found.items():
@@ -313,7 +314,7 @@ def render(stores: Sequence[StoreStatus]) -> str:
 
 def store_key(store_id: str) -> str:
     """The key of the workers of a store."""
-    return f"cystore:{store_id}:seen"
+    return f"{PREFIX}{store_id}:seen"
 
 
 def _stores_within(client: Any, seconds: float) -> dict[str, float]:

@@ -5,8 +5,13 @@ Only this module and `cystore.celery.routing.lists` import redis. The keys expir
 
 | key | holds | lives |
 |---|---|---|
-| `cystore:<store id>:lease:<duty>` | hash: `holder` (token, random name), `by` (worker), `done` | the lease |
-| `cystore:<store id>:token:<duty>` | the last token given out | a week after the last lease |
+| `cystore:duties:<store id>:lease:<duty>` | hash: `holder` (token, random name), `by` (worker), `done` | the lease |
+| `cystore:duties:<store id>:token:<duty>` | the last token given out | a week after the last lease |
+
+Releases before had these keys without `duties:`, beside those of requests. During a rolling upgrade their workers and
+ours must not have one duty at once. So a lease also stands under its old name, with the field `shadow`, and a lease of
+an older worker counts; both names share the tokens. (A release that no such worker precedes can leave the old names
+out.)
 """
 
 from __future__ import annotations
@@ -41,28 +46,36 @@ AWAY_S, REFUSED_S = (
 
 WITH_KEY = ("GET", "HGET", "HGETALL")  # commands with one key, beside scripts
 
-# Each script is atomic and takes one round trip. KEYS: lease, token.
+PREFIX, OLD_PREFIX = "cystore:duties:", "cystore:"
+# Each script is atomic and takes one round trip. KEYS: lease, its old name, token, its old name.
 ACQUIRE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-local last = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
-local token = string.format('%.0f', math.max(last, tonumber(ARGV[4])) + 1)
-redis.call('SET', KEYS[2], token, 'PX', ARGV[3])
+if redis.call('EXISTS', KEYS[2]) == 1 and not redis.call('HGET', KEYS[2], 'shadow') then return 0 end
+local last = tonumber(ARGV[4])
+for i = 3, 4 do last = math.max(last, tonumber(redis.call('GET', KEYS[i]) or '0') or 0) end
+local token = string.format('%.0f', last + 1)
+for i = 3, 4 do redis.call('SET', KEYS[i], token, 'PX', ARGV[3]) end
 redis.call('HSET', KEYS[1], 'holder', token .. ':' .. ARGV[1], 'by', ARGV[5], 'done', '0')
+redis.call('HSET', KEYS[2], 'shadow', '1', 'by', ARGV[5])
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return token
 """
 RENEW = """
 if redis.call('HGET', KEYS[1], 'holder') ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 PROGRESS = """
 if redis.call('HGET', KEYS[1], 'holder') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'done', ARGV[3])
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 RELEASE = """
 if redis.call('HGET', KEYS[1], 'holder') ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1])
+redis.call('DEL', KEYS[1], KEYS[2])
+return 1
 """
 
 
@@ -73,21 +86,23 @@ class Lease:
     from `renew` or `progress`, and the store refuses its next step.
     """
 
-    def __init__(self, client: redis.Redis, key: str, token: int, name: str, ttl_ms: int) -> None:
+    def __init__(
+        self, client: redis.Redis, keys: tuple[str, str], token: int, name: str, ttl_ms: int
+    ) -> None:
         self.token, self.ttl_ms = token, ttl_ms
-        self._client, self._key, self._value = client, key, f"{token}:{name}"
+        self._client, self._keys, self._value = client, keys, f"{token}:{name}"
 
     def renew(self) -> bool:
         """True when this holder still has the lease; its whole time then begins again."""
-        return bool(self._client.eval(RENEW, 1, self._key, self._value, self.ttl_ms))
+        return bool(self._client.eval(RENEW, 2, *self._keys, self._value, self.ttl_ms))
 
     def progress(self, done: int) -> bool:
         """`renew`, and publishes the progress."""
-        return bool(self._client.eval(PROGRESS, 1, self._key, self._value, self.ttl_ms, done))
+        return bool(self._client.eval(PROGRESS, 2, *self._keys, self._value, self.ttl_ms, done))
 
     def release(self) -> bool:
         """Gives the lease back; False when this holder had lost it."""
-        return bool(self._client.eval(RELEASE, 1, self._key, self._value))
+        return bool(self._client.eval(RELEASE, 2, *self._keys, self._value))
 
 
 def acquire(
@@ -97,11 +112,11 @@ def acquire(
 
     `highest_token` comes from the store, so a Redis that lost its data still gives a higher token.
     """
-    key, name, ttl_ms = lease_key(store_id, duty), uuid.uuid4().hex, int(ttl_s * 1000)
-    token = client.eval(
-        ACQUIRE, 2, key, _token_key(store_id, duty), name, ttl_ms, TOKEN_LIVES_MS, highest_token, by
-    )
-    return Lease(client, key, int(token), name, ttl_ms) if token else None
+    name, ttl_ms = uuid.uuid4().hex, int(ttl_s * 1000)
+    leases = (lease_key(store_id, duty), lease_key(store_id, duty, OLD_PREFIX))
+    tokens = (_token_key(store_id, duty), _token_key(store_id, duty, OLD_PREFIX))
+    token = client.eval(ACQUIRE, 4, *leases, *tokens, name, ttl_ms, TOKEN_LIVES_MS, highest_token, by)
+    return Lease(client, leases, int(token), name, ttl_ms) if token else None
 
 
 def last_token(client: redis.Redis, store_id: str, duty: str) -> int:
@@ -109,13 +124,13 @@ def last_token(client: redis.Redis, store_id: str, duty: str) -> int:
     return int(client.get(_token_key(store_id, duty)) or 0)
 
 
-def lease_key(store_id: str, duty: str) -> str:
+def lease_key(store_id: str, duty: str, prefix: str = PREFIX) -> str:
     """The key of a duty's lease."""
-    return f"cystore:{store_id}:lease:{duty}"
+    return f"{prefix}{store_id}:lease:{duty}"
 
 
-def _token_key(store_id: str, duty: str) -> str:
-    return f"cystore:{store_id}:token:{duty}"
+def _token_key(store_id: str, duty: str, prefix: str = PREFIX) -> str:
+    return f"{prefix}{store_id}:token:{duty}"
 
 
 @contextmanager

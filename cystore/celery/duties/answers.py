@@ -26,6 +26,7 @@ from cystore.celery.base import greenlets, records
 from cystore.celery.base.identity import is_master, is_replica, known_home_of
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import lists
+from cystore.celery.routing.home_secrets import HomeSecrets
 from cystore.celery.routing.messages import (
     PART_BYTES,
     REQUEST_BYTES_MOST,
@@ -87,7 +88,7 @@ class ReadService:
         self._backend, self._store, self._turn_lock = backend, store, turn_lock
         self.home = known_home_of(store)
         self._replica = is_replica(store)
-        self._location = location
+        self._location, self._secrets = location, HomeSecrets(backend.app.conf)
         self._line = lists.Line(location)
         self._answers = lists.Line(location)  # the connection of the thread that waits
         self._take_s = REPLICATED_TAKE_S if replicated else TAKE_S
@@ -299,11 +300,13 @@ class ReadService:
             self._retry_at = monotonic_s() + AWAY_S
             return
         as_of_ms = self._store.stats()["last_store_timestamp_ms"] if self._replica else None
-        data = Answer(request.id, self.home, () if refused else found, refused, as_of_ms).encoded()
+        secret = self._secrets.of(self.home)
+        answer = Answer(request.id, self.home, () if refused else found, refused, as_of_ms)
+        data = answer.encoded_for(request, secret)
         if len(data) >= LARGE_BYTES:
             if self._unread_bytes(line) + len(data) > UNREAD_BYTES_MOST:
                 why = "too many large answers wait to be taken"
-                data = Answer(request.id, self.home, (), why, as_of_ms).encoded()
+                data = Answer(request.id, self.home, (), why, as_of_ms).encoded_for(request, secret)
             else:
                 self._unread.append((monotonic_s() + lists.ANSWER_LIVES_MS / 1000, request.id, len(data)))
         line.answer(request.id, self._name, data, taken)

@@ -20,6 +20,7 @@ from celery.exceptions import ImproperlyConfigured
 from cystore.celery import homes
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import lists, replica_look, result_look
+from cystore.celery.routing.home_secrets import HomeSecrets
 from cystore.celery.routing.messages import (
     ID_CHARS_MOST,
     Found,
@@ -54,6 +55,7 @@ class RemoteReader:
         self._silent_due = 0.0  # the next look for homes that are silent
         self._muted: dict[str, float] = {}  # homes that did not answer, and until when; "" is Redis
         self.silent_s = silent_s_of(backend.app)
+        self.secrets = HomeSecrets(backend.app.conf)
 
     def after_fork(self) -> None:
         """The connections are the parent's, and a thread of it may have the lock."""
@@ -95,7 +97,7 @@ class RemoteReader:
             return
         try:
             with self.line() as line:
-                for one in replica_look.final_results(line, asked, topic):
+                for one in replica_look.final_results(line, asked, topic, self.secrets):
                     if isinstance(one, Found):
                         homes.remember(self._backend, one.id, one.answered_by)
                         yield one

@@ -7,6 +7,9 @@
 | `cystore:<store id>:taken` | list: those that a worker has taken and not answered | ten minutes after the last sign |
 | `cystore:answer:<request>` | list of one: the answer | 10 s |
 
+The scripts get these keys as ARGV: for KEYS Redis wants the rights to read and to write, and a client may only write
+requests, and only read `cystore:readers` (docs/remote.md has the rights).
+
 A replica of a store signs, and takes requests, under the name `<store id>:replica`.
 
 Times are those of the Redis server: clocks of hosts differ. Only this module and
@@ -18,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +44,11 @@ LATE_S = 2.0  # Redis may end a blocking command this much late
 AWAY = (redis.RedisError, OSError)
 REFUSES = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.NoPermissionError)
 
+# A script's beginning: ARGV has a number, so many keys, and then what the script calls ARGV.
+_KEYS = """
+local n = tonumber(ARGV[1])
+local KEYS, ARGV = {unpack(ARGV, 2, n + 1)}, {unpack(ARGV, n + 2)}
+"""
 _TIME = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 # KEYS: requests. ARGV: the request, its lifetime in ms, the most waiting ones. Returns 0 if too many wait.
 PUSH = (
@@ -213,39 +222,43 @@ class Line:
 
     # -------------------------------------------------------------------------------------------- short ones
 
+    def _script(self, script: str, keys: Sequence[str], *words: Any) -> Any:
+        named = [self._prefix + key for key in keys]
+        return self._client.eval(_KEYS + script, 0, len(keys), *named, *words)
+
     def push(self, request: Request, lives_ms: int, *, name: str = "") -> bool:
         """Sends a request to its home, or to the `name` of its replicas; False if too many wait already."""
         key, text = requests_key(name or request.home), request.encoded()
-        return bool(self._client.eval(PUSH, 1, key, text, int(lives_ms), REQUESTS_MOST))
+        return bool(self._script(PUSH, (key,), text, int(lives_ms), REQUESTS_MOST))
 
     def sign(self, home: str, *, renews: bool = True) -> int:
         """Publishes that this process answers for a store. `renews` also renews the lifetimes of the keys: needed now
         and then. Returns the server's time, ms."""
-        return int(self._client.eval(SIGN, 2, READERS, taken_key(home), home, int(renews)))
+        return int(self._script(SIGN, (READERS, taken_key(home)), home, int(renews)))
 
     def signs(self) -> list[tuple[str, int]]:
         """(store id, ms since its last sign), the newest first; ids are not checked."""
-        found = self._client.eval(SIGNS, 1, READERS, 2 * HOMES_MOST)
+        found = self._script(SIGNS, (READERS,), 2 * HOMES_MOST)
         names = [one.decode("ascii", "replace") if isinstance(one, bytes) else str(one) for one in found]
         return [(names[i], int(names[i + 1])) for i in range(0, len(names) - 1, 2)]
 
     def answer(self, request_id: str, home: str, answer: bytes, taken: bytes) -> None:
         """Gives an answer, and forgets that the request was taken."""
         keys = (answer_key(request_id), taken_key(home))
-        self._client.eval(ANSWER, 2, *keys, answer, ANSWER_LIVES_MS, taken)
+        self._script(ANSWER, keys, answer, ANSWER_LIVES_MS, taken)
 
     def forget(self, home: str, taken: bytes) -> None:
         """Forgets a taken request that gets no answer."""
-        self._client.eval("return redis.call('LREM', KEYS[1], 1, ARGV[1])", 1, taken_key(home), taken)
+        self._script("return redis.call('LREM', KEYS[1], 1, ARGV[1])", (taken_key(home),), taken)
 
     def ask_again(self, home: str) -> int:
         """Puts back the requests that another process of this store had taken and not answered."""
-        return int(self._client.eval(AGAIN, 2, taken_key(home), requests_key(home), 2 * REQUESTS_MOST))
+        return int(self._script(AGAIN, (taken_key(home), requests_key(home)), 2 * REQUESTS_MOST))
 
     def waiting_answers(self, request_ids: list[str]) -> set[str]:
         """The answers that no client has taken yet."""
         script = "local r = {} for i, k in ipairs(KEYS) do r[i] = redis.call('EXISTS', k) end return r"
-        there = self._client.eval(script, len(request_ids), *(answer_key(one) for one in request_ids))
+        there = self._script(script, [answer_key(one) for one in request_ids])
         return {one for one, exists in zip(request_ids, there, strict=True) if exists}
 
 

@@ -7,6 +7,8 @@ refuses a message with an unknown field: a new field needs a new `VERSION`. `doc
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import re
 import struct
@@ -19,7 +21,8 @@ from celery.exceptions import BackendError
 from cystore.celery.base import records
 
 VERSION = 1
-MAGIC = b"CYR1"
+MAGIC, SIGNED = b"CYR1", b"CYRS"
+MAC_BYTES = 32
 LOOK, PART = "look", "part"
 TOPICS = {"results": records.RESULTS, "groups": records.GROUPS}
 
@@ -31,6 +34,7 @@ HEADER_BYTES_MOST = 1 << 20
 PART_BYTES = 4 << 20  # the most bytes of results in one answer
 RESULT_BYTES_MOST = (64 << 20) + (64 << 10)  # the largest result, with its meta
 WAIT_MS_MOST = 20_000
+SECRET_SETTING = "cystore_answers_secret_file"  # read by `routing.home_secrets`
 OFFSET_MOST = (1 << 63) - 1
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
@@ -41,8 +45,13 @@ class ProtocolError(BackendError):
     """An invalid message from Redis. The text names the field. No part of the message is used."""
 
 
+class ForgedError(ProtocolError):
+    """An answer without a proof of the home's secret, or with a wrong one. The right one may still come."""
+
+
 class Request(NamedTuple):
-    """A question to one home. `part` asks for the rest of one result: (place of the record in the log, first byte)."""
+    """A question to one home. `part` asks for the rest of one result: (place of the record in the log, first byte).
+    `signed` asks for an answer that proves the secret of the home."""
 
     id: str
     home: str
@@ -50,6 +59,7 @@ class Request(NamedTuple):
     topic: str = "results"
     wait_ms: int = 0
     part: tuple[int, int] | None = None
+    signed: bool = False
 
     def encoded(self) -> bytes:
         """The JSON. Raises ProtocolError for a request that `parse` would refuse."""
@@ -65,6 +75,8 @@ class Request(NamedTuple):
             fields["wait_ms"] = self.wait_ms
         else:
             fields["at"], fields["from"] = self.part
+        if self.signed:
+            fields["signed"] = True
         data = json.dumps(fields, separators=(",", ":")).encode()
         Request.parse(data)
         return data
@@ -89,6 +101,7 @@ class Request(NamedTuple):
             (fields.number("at", OFFSET_MOST), fields.number("from", RESULT_BYTES_MOST))
             if op == PART
             else None,
+            fields.has("signed") and fields.take("signed", bool),
         )
         fields.end()
         return request
@@ -127,8 +140,13 @@ class Answer(NamedTuple):
     refused: str = ""
     as_of_ms: int | None = None
 
+    def encoded_for(self, request: Request, secret: bytes | None) -> bytes:
+        """`encoded`, with the proof that `request` asks for. Without a `secret` there is none."""
+        data = self.encoded()
+        return SIGNED + _mac(secret, request, data) + data if secret and request.signed else data
+
     def encoded(self) -> bytes:
-        """As it goes to Redis."""
+        """As it goes to Redis, without a proof."""
         listed = []
         for one in self.found:
             entry: dict[str, Any] = {"id": one.id, "known": one.known}
@@ -154,9 +172,13 @@ class Answer(NamedTuple):
         return b"".join([_HEAD.pack(MAGIC, len(header)), header, *(one.body for one in self.found)])
 
     @classmethod
-    def parse(cls, data: bytes, request: Request, *, of_replica: bool = False) -> Answer:
+    def parse(
+        cls, data: bytes, request: Request, *, of_replica: bool = False, secret: bytes | None = None
+    ) -> Answer:
         """The answer to `request`. Raises ProtocolError for anything else. The answer `of_replica`, and no other, says
-        how fresh it is."""
+        how fresh it is. With a `secret`, nothing of an answer is looked at before its proof: raises ForgedError."""
+        if secret is not None:
+            data = _proved(data, request, secret)
         if not _HEAD.size <= len(data) <= _HEAD.size + HEADER_BYTES_MOST + PART_BYTES:
             raise ProtocolError(f"answer: {len(data)} bytes")
         magic, header_bytes = _HEAD.unpack_from(data)
@@ -216,6 +238,30 @@ def _found(value: Any, request: Request) -> tuple[dict[str, Any], int]:
             raise ProtocolError("answer: from: not the part that the request asked for")
     fields.end()
     return found, here
+
+
+def _mac(secret: bytes, request: Request, data: bytes) -> bytes:
+    """The proof of an answer. It covers the whole request with its random id, so no answer serves another request."""
+    asked = request.encoded()
+    words = (b"cystore answer 1", len(asked).to_bytes(4, "big"), asked, data)
+    return hmac.digest(secret, b"".join(words), hashlib.sha256)
+
+
+def _proved(data: bytes, request: Request, secret: bytes) -> bytes:
+    if data[: len(SIGNED)] != SIGNED:
+        raise ForgedError(
+            "answer: it has no proof of the home's secret: either another program wrote it, or the home's workers lack "
+            f"{SECRET_SETTING}"
+        )
+    begin = len(SIGNED) + MAC_BYTES
+    if not secret:
+        raise ForgedError(f"answer: {SECRET_SETTING} names no secret of this home")
+    if not hmac.compare_digest(data[len(SIGNED) : begin], _mac(secret, request, data[begin:])):
+        raise ForgedError(
+            "answer: its proof is not that of the home's secret: either another program wrote it, or "
+            f"{SECRET_SETTING} differs here and there"
+        )
+    return data[begin:]
 
 
 def new_request_id() -> str:

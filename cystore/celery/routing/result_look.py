@@ -19,6 +19,7 @@ from cystore.celery.routing.messages import (
     PART_BYTES,
     WAIT_MS_MOST,
     Answer,
+    ForgedError,
     Found,
     ProtocolError,
     Request,
@@ -89,6 +90,7 @@ class Look:
         self._pause_s = 0.0
         self._silent_s = reader.silent_s if until == float("inf") else float("inf")
         self._warned: set[str] = set()
+        self._forged: set[str] = set()  # homes with an answer that was not theirs
 
     def run(self) -> Iterator[Found | None]:
         """Raises TimeoutError, HomeAwayError."""
@@ -198,7 +200,12 @@ class Look:
                 if not all(map(self._is_certain, ids[i : i + IDS_MOST])):
                     wait_s = min(wait_s, SIGNS_S)  # there may be more homes then
                 request = Request(
-                    new_request_id(), name, tuple(ids[i : i + IDS_MOST]), self._topic, int(wait_s * 1000)
+                    new_request_id(),
+                    name,
+                    tuple(ids[i : i + IDS_MOST]),
+                    self._topic,
+                    int(wait_s * 1000),
+                    signed=self._reader.secrets.of(name) is not None,
                 )
                 if line.push(request, int(1000 * (wait_s + ANSWER_S))):
                     self._asked[request.id] = _Asked(request, now, now + wait_s + ANSWER_S)
@@ -235,15 +242,20 @@ class Look:
     def _answer(self, line: lists.Line) -> Answer | None:
         taken = line.answer_in(line.taken())
         self._redis_since = None
-        asked = self._asked.pop(taken[0], None) if taken is not None else None
+        asked = self._asked.get(taken[0]) if taken is not None else None
         if taken is None or asked is None:
             return None
         try:
-            answer = Answer.parse(taken[1], asked.request)
+            answer = Answer.parse(taken[1], asked.request, secret=self._reader.secrets.of(asked.request.home))
+        except ForgedError as error:  # the request stays open: the home may answer it yet
+            self._tell_forged(asked.request.home, error)
+            return None
         except ProtocolError as error:
+            del self._asked[taken[0]]
             log.warning("store %s: %s; asking it again", asked.request.home, error)
             self._unanswered(asked.request, str(error))
             return None
+        del self._asked[taken[0]]
         if answer.refused:
             self._unanswered(asked.request, answer.refused)
             return None
@@ -253,6 +265,12 @@ class Look:
         if early and not any(one.state in states.READY_STATES for one in answer.found):
             self._pause_s = AGAIN_S  # the home was asked to wait, and did not
         return answer
+
+    def _tell_forged(self, home: str, error: ForgedError) -> None:
+        self._home(home).why = str(error)
+        if home not in self._forged:
+            self._forged.add(home)
+            log.warning("store %s: %s; waiting for the right one", home, error)
 
     def _take(self, line: lists.Line, answer: Answer) -> Iterator[Found | None]:
         """Uses an answer. Asks again for unready ids."""
@@ -324,7 +342,15 @@ class Look:
         while True:
             asked_at = monotonic_s()
             self._check_part_time(home, found, silent_since, why)
-            request = Request(new_request_id(), home, (found.id,), self._topic, part=(found.at, begin))
+            secret = self._reader.secrets.of(home)
+            request = Request(
+                new_request_id(),
+                home,
+                (found.id,),
+                self._topic,
+                part=(found.at, begin),
+                signed=secret is not None,
+            )
             if not line.push(request, int(1000 * ANSWER_S)):
                 why = "too many requests wait for it"
             else:
@@ -335,16 +361,21 @@ class Look:
                 while not line.came(TICK_S):
                     yield None
                 taken = line.answer_in(line.taken())
-                asked = requests.pop(taken[0], None) if taken is not None else None
+                asked = requests.get(taken[0]) if taken is not None else None
                 if taken is None or asked is None:
                     why = f"a part of the result of {found.id} is missing"
                 else:
                     try:
-                        answer = Answer.parse(taken[1], asked)
+                        answer = Answer.parse(taken[1], asked, secret=secret)
+                    except ForgedError as error:  # the request stays open
+                        self._tell_forged(home, error)
+                        why = str(error)
                     except ProtocolError as error:
+                        del requests[asked.id]
                         log.warning("store %s: %s; asking it again", home, error)
                         why = str(error)
                     else:
+                        del requests[asked.id]
                         if not answer.refused:
                             return answer.found[0]
                         why = answer.refused

@@ -47,14 +47,14 @@ def secret_in(file: str | os.PathLike[str], setting: str, least: int = SECRET_BY
     may read the file, or if it has less than `least` bytes."""
     path = Path(file)
     with files.translated(path):
-        secret = files.read_all(path, most=SECRET_BYTES_MAX + 1).strip()
-        mode = path.stat().st_mode
-    if mode & 0o077:
+        found = path.stat()
+        fits = found.st_size <= SECRET_BYTES_MAX + 1
+        secret = files.read_all(path, most=SECRET_BYTES_MAX + 1).strip() if fits else b""
+    if found.st_mode & 0o077:
         raise StoreConfigError(f"other users may read {setting}: chmod 600", path=path)
-    if not least <= len(secret) <= SECRET_BYTES_MAX:
-        raise StoreConfigError(
-            f"{setting} has {len(secret)} bytes, not {least} to {SECRET_BYTES_MAX}", path=path
-        )
+    if not fits or not least <= len(secret) <= SECRET_BYTES_MAX:
+        size = len(secret) if fits else found.st_size
+        raise StoreConfigError(f"{setting} has {size} bytes, not {least} to {SECRET_BYTES_MAX}", path=path)
     return secret
 
 

@@ -81,7 +81,7 @@ def test_tokens_grow(client, store):
 def test_who_lost_the_lease_finds_out_and_does_no_harm(client, store):
     store_id = store_id_of(store)
     old = acquire(client, store_id, DUTY, 60)
-    client.delete(f"cystore:{store_id}:lease:{DUTY}")  # expired
+    client.delete(f"cystore:duties:{store_id}:lease:{DUTY}")  # expired
     new = acquire(client, store_id, DUTY, 60)
     assert new.token > old.token
     assert not old.renew()
@@ -113,7 +113,7 @@ def test_a_store_that_is_behind_redis_locks_nobody_out(client, store):
 def test_progress_renews_and_is_seen(client, store):
     store_id = store_id_of(store)
     held = acquire(client, store_id, DUTY, 60, by="me")
-    key = f"cystore:{store_id}:lease:{DUTY}"
+    key = f"cystore:duties:{store_id}:lease:{DUTY}"
     client.pexpire(key, 1_000)
     assert held.progress(123)
     assert client.pttl(key) > 1_000
@@ -126,13 +126,95 @@ def test_progress_renews_and_is_seen(client, store):
 def test_every_key_expires(client, store):
     store_id = store_id_of(store)
     held = acquire(client, store_id, DUTY, 60)
-    keys = list(client.scan_iter(f"cystore:{store_id}:*"))
-    assert len(keys) == 2
+    keys = list(client.scan_iter(f"cystore:*{store_id}:*"))
+    assert len(keys) == 4, "lease and token, by their names and by those of releases before"
     assert all(client.pttl(key) > 0 for key in keys)
-    assert client.pttl(f"cystore:{store_id}:lease:{DUTY}") <= 60_000
-    client.pexpire(f"cystore:{store_id}:lease:{DUTY}", 1_000)
+    assert client.pttl(f"cystore:duties:{store_id}:lease:{DUTY}") <= 60_000
+    client.pexpire(f"cystore:duties:{store_id}:lease:{DUTY}", 1_000)
     assert held.renew()
-    assert client.pttl(f"cystore:{store_id}:lease:{DUTY}") > 1_000
+    assert client.pttl(f"cystore:duties:{store_id}:lease:{DUTY}") > 1_000
+
+
+# As the workers of 1.0 have them, which know neither `duties:` nor shadows. KEYS: lease, token.
+OLD_ACQUIRE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local last = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
+local token = string.format('%.0f', math.max(last, tonumber(ARGV[4])) + 1)
+redis.call('SET', KEYS[2], token, 'PX', ARGV[3])
+redis.call('HSET', KEYS[1], 'holder', token .. ':' .. ARGV[1], 'by', ARGV[5], 'done', '0')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return token
+"""
+OLD_RENEW = """
+if redis.call('HGET', KEYS[1], 'holder') ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+OLD_RELEASE = """
+if redis.call('HGET', KEYS[1], 'holder') ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])
+"""
+
+
+class OldWorker:
+    """A worker of a release before, beside ours during a rolling upgrade."""
+
+    def __init__(self, client: redis_py.Redis, store_id: str) -> None:
+        self._client, self._name = client, "b" * 32
+        self.lease, self._token = f"cystore:{store_id}:lease:{DUTY}", f"cystore:{store_id}:token:{DUTY}"
+        self.token = 0
+
+    def acquire(self, ttl_ms: int = 60_000) -> bool:
+        words = (self._name, ttl_ms, 604_800_000, 0, "old@here")
+        self.token = int(self._client.eval(OLD_ACQUIRE, 2, self.lease, self._token, *words))
+        return self.token > 0
+
+    def renew(self) -> bool:
+        return bool(self._client.eval(OLD_RENEW, 1, self.lease, f"{self.token}:{self._name}", 60_000))
+
+    def release(self) -> bool:
+        return bool(self._client.eval(OLD_RELEASE, 1, self.lease, f"{self.token}:{self._name}"))
+
+
+def test_an_old_worker_and_ours_never_both_have_a_duty(client, store):
+    """Through a rolling upgrade, in both directions; each new holder has a higher token than every earlier one."""
+    store_id = store_id_of(store)
+    old, tokens = OldWorker(client, store_id), []
+    for _ in range(3):
+        assert old.acquire()
+        tokens.append(old.token)
+        assert acquire(client, store_id, DUTY, 60) is None
+        assert old.renew(), "ours did no harm to its lease"
+        assert old.release()
+        ours = acquire(client, store_id, DUTY, 60)
+        tokens.append(ours.token)
+        assert not old.acquire()
+        assert ours.renew() and ours.progress(7)
+        assert not old.acquire()
+        assert ours.release()
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize("step", ["renew", "progress"])
+def test_an_old_worker_waits_as_long_as_our_lease_is_renewed(client, store, step):
+    store_id = store_id_of(store)
+    old = OldWorker(client, store_id)
+    ours = acquire(client, store_id, DUTY, 60)
+    for key in (old.lease, f"cystore:duties:{store_id}:lease:{DUTY}"):
+        client.pexpire(key, 2_000)
+    assert ours.renew() if step == "renew" else ours.progress(1)
+    assert client.pttl(old.lease) >= client.pttl(f"cystore:duties:{store_id}:lease:{DUTY}") - 1_000 > 50_000
+    assert not old.acquire()
+
+
+def test_who_lost_a_duty_to_an_old_worker_finds_out(client, store):
+    """Paused until its lease had ended, ours neither renews it nor ends that of the old worker."""
+    store_id = store_id_of(store)
+    old, ours = OldWorker(client, store_id), acquire(client, store_id, DUTY, 60)
+    client.delete(old.lease, f"cystore:duties:{store_id}:lease:{DUTY}")  # expired
+    assert old.acquire()
+    assert old.token > ours.token
+    assert not (ours.renew() or ours.progress(1) or ours.release())
+    assert old.renew()
 
 
 # --------------------------------------------------------------------------------------------- dispatch
@@ -172,7 +254,7 @@ def test_a_tick_that_lost_its_lease_stops_at_the_next_step(
 
     def paused(self, **limits):
         if not thieves:
-            client.delete(f"cystore:{store_id}:lease:{DUTY}")
+            client.delete(f"cystore:duties:{store_id}:lease:{DUTY}")
             thieves.append(acquire(client, store_id, DUTY, 60))
         return dispatch(self, **limits)
 

@@ -170,7 +170,7 @@ def test_a_worker_is_stopped_for_longer_than_its_lease(fleet):
     store = fleet.backend.store
     control = store._attached().control
     with redis_of(fleet.app) as client:
-        lease = f"cystore:{store_id_of(store)}:lease:{REPUT.name}"
+        lease = f"cystore:duties:{store_id_of(store)}:lease:{REPUT.name}"
         mine = f":{holder.process.pid}"
         wait_until(lambda: (client.hget(lease, "by") or b"").decode().endswith(mine), "it has the lease")
         fleet.start("--concurrency=2", **DUTIES)

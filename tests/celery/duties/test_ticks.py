@@ -131,7 +131,7 @@ def test_an_idle_fleet_costs_redis_less_than_a_command_a_second(server, tmp_path
         worker = fleet.start("--concurrency=2", **WITH_DUTIES)
         store = fleet.backend.store
         wait_until(lambda: all(store.duties.last(duty).runs for duty in ALL), "every duty has run")
-        seen = f"cystore:{store_id_of(store)}:seen"
+        seen = f"cystore:duties:{store_id_of(store)}:seen"
         begin_s, before = client.time()[0], commands(client)
         for _ in range(3):  # heartbeats of the worker, one in 20 s
             last = client.hgetall(seen)

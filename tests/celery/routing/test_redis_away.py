@@ -10,22 +10,20 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import redis as redis_py
-from celery import Celery, states
+from celery import Celery
 
 from cystore.celery import registry
 from cystore.celery.base import duty_leases
 from cystore.celery.base.duty_leases import Coordination, coordination_of
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.duties import duty_runs, ticks
-from cystore.celery.duties.answering import ReadHost
 from cystore.celery.duties.duty_runs import ALL, REPUT
 from cystore.celery.redis_urls import RedisAwayError, RedisLocation
 from cystore.services.duty_table import Outcome
-from tests.celery.conftest import PATIENCE_S, ROOT, take_the_place, wait_until
+from tests.celery.conftest import ROOT, take_the_place
 from tests.support.celery.work import add
 from tools.redis_server import Redis, redis_server
 
@@ -194,28 +192,9 @@ def documented_user(redis: Redis, page: str, words: str) -> str:
     return redis.url.replace("unix://", f"unix://own:{SECRET}@") + "?db=1"
 
 
-def test_a_user_with_the_documented_rights_reads_results_of_others(url):
-    with redis_server(own=True) as redis:
-        redis_url = documented_user(redis, "remote.md", "A Redis user for reading results needs")
-        home = app_on(redis_url, url)
-        home.backend.store_result("a", 1, states.SUCCESS)
-        home.backend.store_result("large", "x" * 6_000_000, states.SUCCESS)
-        service = ReadHost()
-        service.start(SimpleNamespace(app=home))
-        try:
-            web = app_on(redis_url, "cystore+remote://")
-            wait_until(lambda: web.AsyncResult("a").state == states.SUCCESS, "the home answers")
-            assert len(web.AsyncResult("large").get(timeout=PATIENCE_S)) == 6_000_000
-            assert web.AsyncResult("of nobody").state == states.PENDING
-        finally:
-            service.shutdown(None)
-        with redis_py.Redis.from_url(redis.url) as admin:
-            assert not [refused["object"] for refused in admin.acl_log()]
-
-
 def test_a_user_with_the_documented_rights_is_enough(url, caplog):
     with redis_server(own=True) as redis:
-        app = app_on(documented_user(redis, "celery.md", "A Redis user for cystore needs"), url)
+        app = app_on(documented_user(redis, "celery.md", "a Redis user for the duties needs"), url)
         store, there = app.backend.store, coordination_of(app)
         store_id = store_id_of(store)
         for duty in ALL.values():

@@ -158,11 +158,12 @@ def test_every_key_expires_and_is_one_of_those_documented(app, client, store):
         with duty_runs.lease_for(app, store, duty):
             keys = {key.decode() for key in client.scan_iter("cystore:*")}
             assert all(client.pttl(key) > 0 for key in keys)
-            assert f"cystore:{store_id}:lease:{duty.name}" in keys
+            assert f"cystore:duties:{store_id}:lease:{duty.name}" in keys
             kinds = {key.replace(store_id, "ID").replace(duty.name, "DUTY") for key in keys}
-            assert kinds - {f"cystore:ID:token:{name}" for name in ALL} == {
-                "cystore:stores", "cystore:ID:seen", "cystore:ID:ticks", "cystore:ID:lease:DUTY",
-                "cystore:ID:token:DUTY",
+            before = ("cystore:duties:", "cystore:")  # the second: what workers of releases before look at
+            assert kinds - {f"{one}ID:token:{name}" for name in ALL for one in before} == {
+                "cystore:duties:stores", "cystore:duties:ID:seen", "cystore:duties:ID:ticks",
+                *(f"{one}ID:{key}:DUTY" for key in ("lease", "token") for one in before),
             }  # fmt: skip
     assert not client.keys("_kombu.binding.cystore*")
 
@@ -180,7 +181,7 @@ def test_only_stores_that_live_get_ticks(app, client, store, other, hourly):
 def test_a_tick_is_sent_once_a_period_however_many_beats_there_are(app, client, store, hourly):
     store_id = beat(client, store)
     assert [fan_out(app) for _ in range(3)] == [len(ALL), 0, 0]
-    key = f"cystore:{store_id}:ticks"
+    key = f"cystore:duties:{store_id}:ticks"
     last = int(client.hget(key, "reput"))
     client.hset(key, "reput", last - HOUR_MS)
     client.hset(key, "flush", last + HOUR_MS)  # a clock that was set back
@@ -191,7 +192,7 @@ def test_ticks_that_nobody_takes_do_not_pile_up(app, client, store):
     store_id = beat(client, store)
     for _ in range(40):
         fan_out(app)
-        client.delete(f"cystore:{store_id}:ticks")
+        client.delete(f"cystore:duties:{store_id}:ticks")
     assert waiting(client, store_id) <= tasks.WAITING_MAX + len(ALL)
 
 

@@ -19,6 +19,7 @@ from cystore.celery.routing.messages import (
     RESULT_BYTES_MOST,
     WAIT_MS_MOST,
     Answer,
+    ForgedError,
     Found,
     ProtocolError,
     Request,
@@ -57,6 +58,65 @@ def test_only_the_answer_of_a_replica_says_how_fresh_it_is():
         Answer.parse(replicas, ASKED)
     with pytest.raises(ProtocolError, match="as_of: missing"):
         Answer.parse(ANSWER.encoded(), ASKED, of_replica=True)
+
+
+SECRET = b"a secret of this home"
+SIGNED = ASKED._replace(signed=True)
+
+
+def test_an_answer_proves_the_secret_of_its_home():
+    proved = ANSWER.encoded_for(SIGNED, SECRET)
+    assert [one.id for one in Answer.parse(proved, SIGNED, secret=SECRET).found] == ["a", "b"]
+    assert Request.parse(SIGNED.encoded()) == SIGNED
+    with pytest.raises(ProtocolError):
+        Answer.parse(proved, SIGNED)
+    for secret in (None, b""):  # a home without a secret cannot prove anything
+        assert ANSWER.encoded_for(SIGNED, secret) == ANSWER.encoded()
+    assert ANSWER.encoded_for(ASKED, SECRET) == ANSWER.encoded(), "who has no secret can read it"
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_a_request_that_wants_a_proof_says_so(value):
+    with pytest.raises(ProtocolError, match="signed"):
+        Request.parse(json.dumps({**json.loads(SIGNED.encoded()), "signed": value}).encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ANSWER.encoded(), b"", b"CYRS", b"CYRS" + bytes(32), b"CYRS" + bytes(32) + ANSWER.encoded(),
+        ANSWER.encoded_for(SIGNED, b"another home's secret"),
+        ANSWER.encoded_for(SIGNED, SECRET)[:-1], ANSWER.encoded_for(SIGNED, SECRET) + b"x",
+        ANSWER.encoded_for(SIGNED, SECRET).replace(b"SUCCESS", b"FAILURE"),
+        ANSWER.encoded_for(SIGNED, SECRET).replace(b"123456789", b"123456780"),
+    ],
+)  # fmt: skip
+def test_an_answer_without_its_proof_is_forged(data):
+    with pytest.raises(ForgedError, match=r"answer: its? "):
+        Answer.parse(data, SIGNED, secret=SECRET)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"id": "f" * 32}, {"ids": ("a",)}, {"ids": ("b", "a")}, {"topic": "groups"}, {"wait_ms": 0}, {"home": OTHER},
+        {"signed": False},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_answer_to_one_request_proves_nothing_for_another(other):
+    """Somebody kept it, and gives it to a later request, or asks something else under the id of a request."""
+    asked = SIGNED._replace(**other)
+    kept = ANSWER._replace(request_id=asked.id, home=asked.home).encoded()
+    proved = ANSWER.encoded_for(SIGNED, SECRET)
+    for data in (proved, proved[: 4 + 32] + kept):
+        with pytest.raises(ForgedError, match="its proof is not that of"):
+            Answer.parse(data, asked, secret=SECRET)
+
+
+def test_a_home_whose_secret_is_not_known_is_not_believed():
+    with pytest.raises(ForgedError, match="names no secret of this home"):
+        Answer.parse(ANSWER.encoded_for(SIGNED, SECRET), SIGNED, secret=b"")
 
 
 def test_an_answer_holds_no_more_than_its_bound():
