@@ -19,6 +19,7 @@ from cystore._native.record.message import Message
 from cystore.arrivals.queue_watch import QueueWatch, Watched
 from cystore.clock import FOREVER_S, monotonic_s, wait_s
 from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
+from cystore.engine.inspect.queue_offset import queue_offset_in
 from cystore.errors import CorruptRecordError, StoreClosedError, StoreConfigError, StoreError
 from cystore.filters.given_filter import Filter
 from cystore.results import GetStatus
@@ -121,7 +122,12 @@ class AsyncStore:
         read = partial(
             self._store.get, topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, group=group, raw=raw,
         )  # fmt: skip
-        return await self._in_thread(read)
+        result = await self._in_thread(read)
+        if not raw and result.messages:  # the task may come to its turn late
+            result.messages = [one for one in result.messages if self._sees(topic, queue_id, one)]
+            if not result.messages:
+                result.status = GetStatus.NO_MATCHED_MESSAGE
+        return result
 
     async def tail(
         self,
@@ -161,7 +167,8 @@ class AsyncStore:
                     messages, offsets[number] = await self._in_thread(partial(_read, get, name, number, at))
                     moved = moved or offsets[number] != at
                     for message in messages:
-                        yield message
+                        if self._sees(name, number, message):
+                            yield message
                 if not moved:
                     await bell.hear(FOREVER_S)
 
@@ -183,6 +190,12 @@ class AsyncStore:
         if parts.reader.end_of(slot) <= queue_offset:
             await self._in_thread(parts.reader.help_dispatch)
         return parts.reader.end_of(slot) > queue_offset
+
+    def _sees(self, topic: str, queue_id: int, message: Message) -> bool:
+        """Whether readers of a queue get a message of it that was read a while ago."""
+        parts = self._store._attached()
+        slot = parts.control.find_queue(topic, queue_id)
+        return parts.reader.sees(message, slot, queue_offset_in(message, topic, queue_id))
 
     def _ends(self, topic: str, queue_ids: list[int]) -> dict[int, int]:
         """For each queue the offset behind the last message that a reader gets without another append."""

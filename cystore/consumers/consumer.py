@@ -295,17 +295,18 @@ class Consumer:
         an error of one queue does not lose messages of the others."""
         given = self._give(max_count)
         if not given:
+            self._pass_dropped()
             self._fetch_some(max_count)
             given = self._give(max_count)
         return given
 
     def _give(self, max_count: int) -> list[Message]:
-        """Messages that were read, for the program."""
-        deadline_s = monotonic_s() + self._invisible_s
+        """Messages that were read, for the program, without those that expired or were removed meanwhile."""
+        deadline_s, sees = monotonic_s() + self._invisible_s, self._parts.reader.sees
         given: list[Message] = []
         for name, queue in list(self._queues.items()):
             while len(given) < max_count and len(queue.given) < self._max_in_flight:
-                message = queue.give(deadline_s)
+                message = queue.give(deadline_s, sees)
                 if message is None:
                     break
                 given.append(message)
@@ -313,6 +314,20 @@ class Consumer:
                 self._queues.move_to_end(name)
                 break
         return given
+
+    def _pass_dropped(self) -> None:
+        """Moves the group's offset over messages that were read and left out. A later poll, or the thread, does it if
+        this one gives messages."""
+        for queue in list(self._queues.values()):
+            if queue.has_dropped:
+                (topic, queue_id), minimum = queue.queue, self._parts.control.queue_minimum(queue.slot)
+                if queue.committed < minimum:
+                    log.warning(
+                        "group %s leaves messages of %s/%d out that it had read: they were removed, the queue begins "
+                        "at %d now", self.group, topic, queue_id, minimum,
+                    )  # fmt: skip
+                self._commit(queue)
+                queue.has_dropped = False
 
     def _fetch_some(self, max_count: int) -> None:
         """Reads queues until `max_count` messages are ready. A queue that raises an error is the last one next time."""
@@ -409,6 +424,7 @@ class Consumer:
                 return
             if monotonic_s() >= self._turn_at_s:
                 self._rebalance()
+            self._pass_dropped()
             for queue in list(self._queues.values()):
                 self._follow(queue)
                 self._expire(queue)
@@ -427,8 +443,13 @@ class Consumer:
 
     def _expire(self, queue: QueueInFlight) -> None:
         for message in queue.expired(monotonic_s()):
-            if queue.offset_of(message) not in queue.given:
+            offset = queue.offset_of(message)
+            if offset not in queue.given:
                 return  # a reset moved the queue
+            if not self._parts.reader.sees(message, queue.slot, offset):
+                queue.settle(offset)
+                self._commit(queue)
+                continue
             try:
                 self._send_back(queue, message, 0)
             except (StoreClosedError, StoreNotWritableError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cystore._native.record.message import Message
 from cystore.engine.inspect.queue_offset import queue_offset_in
@@ -22,6 +22,7 @@ class QueueInFlight:
     __slots__ = (
         "committed",
         "given",
+        "has_dropped",
         "leaving",
         "next_offset",
         "put_off_times",
@@ -46,6 +47,7 @@ class QueueInFlight:
             int, int
         ] = {}  # by queue offset: how often a given message could not be sent back
         self.next_offset = offset
+        self.has_dropped = False  # messages were left out, so the group's offset may move
         self.committed = offset  # last: an interrupted move is done again
 
     def offset_of(self, message: Message) -> int:
@@ -57,17 +59,19 @@ class QueueInFlight:
         self.ready.extend(messages)
         self.next_offset = next_offset
 
-    def give(self, deadline_s: float) -> Message | None:
-        """The next message for the program; None if none is ready."""
-        if not self.ready or self.leaving:
-            return None
-        message = self.ready[0]
-        self.given[self.offset_of(message)] = (
-            message,
-            deadline_s,
-        )  # first: an interrupt in between gives it again
-        self.ready.popleft()
-        return message
+    def give(self, deadline_s: float, sees: Callable[[Message, int, int], bool]) -> Message | None:
+        """The next message for the program; None if none is ready. Leaves out, as read, messages that readers of the
+        queue do not get any more: `sees(message, slot, queue offset)` says so."""
+        while self.ready and not self.leaving:
+            message = self.ready[0]
+            offset = self.offset_of(message)
+            if sees(message, self.slot, offset):
+                self.given[offset] = message, deadline_s  # first: an interrupt in between gives it again
+                self.ready.popleft()
+                return message
+            self.has_dropped = True
+            self.ready.popleft()
+        return None
 
     def settle(self, offset: int) -> bool:
         """Removes a given message that is acknowledged, or that stands in another queue now. False if it is not among

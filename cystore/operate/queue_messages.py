@@ -86,10 +86,27 @@ def has_queue_entry(message: Message) -> bool:
     return takes_queue_offset(message.sys_flag)
 
 
+def sees_in_queue(
+    store: MessageStore, message: Message, topic: str, queue_id: int, queue_offset: int
+) -> bool:
+    """Whether readers of a queue get a message now that stands there at an offset."""
+    parts = store._attached()
+    slot = parts.control.find_queue(topic, queue_id)
+    return parts.reader.sees(message, slot, queue_offset)
+
+
 def queue_messages(
     store: MessageStore, view: QueueView, begin: int, damage: DamageCount
 ) -> Iterator[Message]:
-    """Messages of a queue from queue offset `begin` on; an unreadable one is reported and stepped over."""
+    """Messages of a queue from queue offset `begin` on; an unreadable one is reported and stepped over. Batches are
+    read ahead, so each message is judged when its turn comes."""
+    for message in _fetched(store, view, begin, damage):
+        offset = queue_offset_in(message, view.topic, view.queue_id)
+        if sees_in_queue(store, message, view.topic, view.queue_id, offset):
+            yield message
+
+
+def _fetched(store: MessageStore, view: QueueView, begin: int, damage: DamageCount) -> Iterator[Message]:
     yield from _dispatched(store, view, max(begin, view.begin), damage)
     for physical_offset in view.behind:
         try:

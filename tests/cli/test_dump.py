@@ -139,6 +139,17 @@ def test_a_store_in_use_shows_what_is_not_dispatched_yet(command, store_path):
     assert sorted(int(r["properties"]["number"]) for r in more) == list(range(40))
 
 
+@pytest.mark.parametrize("dispatched", [True, False])
+def test_expired_messages_are_left_out_dispatched_or_not(command, store_path, dispatched):
+    with cystore.open(store_path, services=(), **stores.SMALL) as store:
+        for number, expires in enumerate((1, 1 << 45, None)):
+            store.put("T", b"%d" % number, **({} if expires is None else {"expires_at_ms": expires}))
+        if dispatched:
+            store.dispatch()
+        rows = command.json_lines("dump", store_path)
+    assert [row["queue_offset"] for row in rows] == [1, 2]
+
+
 def test_an_empty_store(command, store_path):
     stores.write(store_path, 0)
     assert command.json_lines("dump", store_path) == []

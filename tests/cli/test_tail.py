@@ -126,6 +126,25 @@ def test_prepared_and_rolled_back_messages_are_not_shown(command, store_path):
         assert [r["sys_flag"] for r in command.json_lines("tail", store_path, "t")] == [8, 0]
 
 
+def test_what_readers_do_not_see_any_more_is_not_shown(command, store_path):
+    with cystore.open(store_path, services=(), **stores.SMALL) as store:
+        store.put("alpha", b"", properties={"number": "0"})
+        store.put("alpha", b"", properties={"number": "1"}, expires_at_ms=1)
+        assert [number(line) for line in command.ok("tail", store_path, "alpha", "--json").splitlines()] == [
+            0
+        ]
+        with following(command, store_path, "alpha") as process:
+            assert number(process.stdout.readline()) == 0
+            store.put("alpha", b"", properties={"number": "2"}, expires_at_ms=1)
+            store.put("alpha", b"", properties={"number": "3"})
+            assert number(process.stdout.readline()) == 3
+        store.delete_topic("alpha")
+        store.put("alpha", b"", properties={"number": "4"})
+        assert [number(line) for line in command.ok("tail", store_path, "alpha", "--json").splitlines()] == [
+            4
+        ]
+
+
 def test_the_store_is_removed_meanwhile(command, store_path):
     stores.write(store_path, 1)
     with command.start("tail", store_path, "alpha", "-f", "--json") as process:

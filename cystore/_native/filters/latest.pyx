@@ -16,17 +16,17 @@ from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memcmp, memcpy, memset
 
 from cystore._native.layout cimport (
-    PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, RECORD_MAGIC_CYSTORE,
-    RECORD_MAGIC_ROCKETMQ, RECORD_SYS_FLAG_AT, SYS_FLAG_EXPIRES, load_be64, record_magic, record_physical_offset,
-    store_be64, takes_queue_offset
+    PROPERTY_KEYS, PROPERTY_KEYS_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SYS_FLAG_AT, load_be64,
+    record_magic, record_physical_offset, store_be64, takes_queue_offset
 )
 from cystore._native.memory.atomics cimport prefetch_for_write
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.property_read cimport derive_due_time, key_next, property_find, property_view
+from cystore._native.record.property_read cimport key_next, property_find, property_view
 from cystore._native.record.record_read cimport record_intact, record_read, walk_begin
 from cystore._native.record.record_view cimport (
     RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
 )
+from cystore._native.record.window cimport record_expiry
 
 from cystore._native.record.record import STATUS_NAMES
 from cystore.errors import CorruptRecordError, StoreResourceError
@@ -241,15 +241,7 @@ cdef int64_t _find_record(const uint8_t* p, int64_t base, int64_t at, int64_t en
 
 cdef bint _deletes_keys(const record_view* v, int64_t now_ms) noexcept nogil:
     """Whether a record deletes its keys: it has an empty body, or it expired."""
-    cdef property_view expires
-    cdef int64_t until
-    if v.body_len == 0:
-        return True
-    if not v.sys_flag & <int>SYS_FLAG_EXPIRES or not property_find(
-            v.properties, v.properties_len, PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES, &expires):
-        return False
-    until = derive_due_time(expires.value, expires.value_len)
-    return 0 < until <= now_ms
+    return v.body_len == 0 or 0 < record_expiry(v) <= now_ms
 
 
 cdef bint _keep(latest_state* s, const record_view* v, int64_t place, int64_t position, int64_t now_ms) noexcept nogil:

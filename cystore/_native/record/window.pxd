@@ -57,16 +57,27 @@ cdef const uint8_t* window_address(const log_window* window, int64_t offset) noe
 cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nogil
 
 
-cdef inline bint record_expired(const log_window* window, const record_view* v) noexcept nogil:
-    """Whether reads leave a message out: its time is over, by the store's clock. Others cost a test of a bit."""
+cdef inline int64_t record_expiry(const record_view* v) noexcept nogil:
+    """The time from which on reads leave a message out; 0: never. Most messages cost a test of a bit."""
     cdef property_view expires
     cdef int64_t until
-    if not v.sys_flag & <int>SYS_FLAG_EXPIRES or window.block == NULL or not property_find(
+    if not v.sys_flag & <int>SYS_FLAG_EXPIRES or not property_find(
             v.properties, v.properties_len, PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES, &expires):
-        return False
+        return 0
     until = derive_due_time(expires.value, expires.value_len)
-    return 0 < until <= store_clock_at(
-        window.block, clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME), False)
+    return until if until > 0 else 0
+
+
+cdef inline bint record_expired_in(control_block* block, const record_view* v) noexcept nogil:
+    """Whether a message's time is over, by the store's clock."""
+    cdef int64_t until = record_expiry(v)
+    return until != 0 and until <= store_clock_at(
+        block, clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME), False)
+
+
+cdef inline bint record_expired(const log_window* window, const record_view* v) noexcept nogil:
+    """The same for a record in a window; one without a clock leaves no message out."""
+    return window.block != NULL and record_expired_in(window.block, v)
 
 
 cdef class Drops:

@@ -30,6 +30,7 @@ from cystore.operate.queue_messages import (
     dispatched_queues,
     has_queue_entry,
     queue_messages,
+    sees_in_queue,
 )
 from cystore.operate.wait_for_store import follow
 
@@ -81,7 +82,7 @@ class _Tail:
             sorted(heapq.nlargest(args.lines, below, key=by_place), key=by_place), maxlen=args.lines
         )
         newest.extend(self._appended(store))
-        self._write(newest)
+        self._write(store, newest)
         return bool(queues or newest)
 
     def _begin(self, queue: QueueView) -> int:
@@ -91,7 +92,7 @@ class _Tail:
 
     def later(self, store: MessageStore) -> None:
         """Writes the messages that were appended behind `position`."""
-        self._write(self._appended(store))
+        self._write(store, self._appended(store))
 
     def _appended(self, store: MessageStore) -> Iterator[Message]:
         """The topic's messages behind `position`, dispatched or not."""
@@ -103,19 +104,28 @@ class _Tail:
         yield from filter(self._is_wanted, store.scan(begin, end))
         self.position = end
 
-    def _write(self, messages: Iterable[Message]) -> None:
+    def _write(self, store: MessageStore, messages: Iterable[Message]) -> None:
         for message in messages:
-            write_message(message, as_json=self._args.json)
+            if self._is_visible(store, message):
+                write_message(message, as_json=self._args.json)
         sys.stdout.flush()
+
+    def _is_visible(self, store: MessageStore, message: Message) -> bool:
+        """Whether readers of the topic get the message now: the log keeps expired and removed ones, too."""
+        return any(
+            sees_in_queue(store, message, topic, queue_id, queue_offset)
+            for topic, queue_id, queue_offset in queues_of(message)
+            if self._is_asked(topic, queue_id)
+        )
+
+    def _is_asked(self, topic: str, queue_id: int) -> bool:
+        return topic == self._args.topic and (not self._args.queues or queue_id in self._args.queues)
 
     def _is_wanted(self, message: Message) -> bool:
         args = self._args
         return (
             has_queue_entry(message)
-            and any(
-                topic == args.topic and (not args.queues or queue_id in args.queues)
-                for topic, queue_id, _ in queues_of(message)
-            )
+            and any(self._is_asked(topic, queue_id) for topic, queue_id, _ in queues_of(message))
             and (args.filter is None or args.filter(message))
         )
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import cast
 
-from cystore import clock
 from cystore._native.lookup.counts import ReadCounts
 from cystore._native.lookup.key_reader import QueryResult, find_messages
 from cystore._native.lookup.many_keys import find_many
 from cystore._native.lookup.tail import TailKeys
+from cystore._native.lookup.visible import has_expired
 from cystore._native.memory.control import Control
 from cystore._native.record.argument_checks import text, whole
 from cystore._native.record.message import Message
@@ -23,11 +23,10 @@ from cystore.derived.reading.request import stored_topic
 from cystore.derived.reading.windows import SpareWindows
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError
-from cystore.layout import CONSTANTS, takes_index_entry
+from cystore.layout import takes_index_entry
 
 log = logging.getLogger("cystore")
 
-EXPIRES = CONSTANTS["SYS_FLAG_EXPIRES"][0]
 FOREVER_MS = (1 << 63) - 1
 INT32_MAX = (1 << 31) - 1
 DEFAULT_COUNT = 32  # messages of a query
@@ -196,12 +195,8 @@ class KeySearch:
         for message in self._commit_log.scan(begin, end):
             in_time = begin_ms <= (message.store_timestamp_ms or 0) <= end_ms
             wanted_one = in_time and message.topic == topic and takes_index_entry(message.sys_flag)
-            if wanted_one and (with_expired or not self._has_expired(message)):
+            if wanted_one and (with_expired or not has_expired(self._control, message)):
                 yield message
-
-    def _has_expired(self, message: Message) -> bool:
-        expires_at_ms = message.expires_at_ms if message.sys_flag & EXPIRES else None
-        return expires_at_ms is not None and expires_at_ms <= clock.now_ms(self._control)
 
 
 def _has_key(message: Message, key: str) -> bool:

@@ -34,6 +34,7 @@ class WholeLog:
         self._reader = reader
         self.get = partial(Reader.get, reader)
         self.query = partial(Reader.query, reader)
+        self.sees = partial(Reader.sees, reader)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
@@ -129,6 +130,10 @@ class ConfirmedReader(Reader):
         if result.status is GetStatus.FOUND and not (result.record_offsets if raw else result.messages):
             result.status = GetStatus.NO_MATCHED_MESSAGE
         return result
+
+    def sees(self, message: Message, slot: int = -1, queue_offset: int = -1) -> bool:
+        """See Reader.sees. Only confirmed messages."""
+        return super().sees(message, slot, queue_offset) and _is_below(message, self._control.readable)
 
     def query(
         self,

@@ -21,6 +21,7 @@ from cystore._native.lookup.get_result import GetResult
 from cystore._native.lookup.key_reader import KeyReader, QueryResult
 from cystore._native.lookup.queue_reader import QueueReader
 from cystore._native.lookup.time_search import BOUNDARIES
+from cystore._native.lookup.visible import is_visible
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.argument_checks import any_text, whole
@@ -396,6 +397,15 @@ class Reader:
         file = self._queues.get(state[0]).file_of(queue_offset)
         entry = None if file is None else queue_kernel.entry_at(file, queue_offset * ENTRY_BYTES - file.base)
         return entry is not None and state[5] - entry[0] > self._memory_bytes
+
+    def sees(self, message: Message, slot: int = -1, queue_offset: int = -1) -> bool:
+        """Whether a reader of a queue may get a message that was read before: ask when a program gets it. The message
+        stands in the queue of `slot` at `queue_offset`; by default in its own queue. See `is_visible`. No for a message
+        in a damaged range, too."""
+        holes = self._commit_log.damaged_ranges
+        if holes and holes.covering(message.physical_offset or 0) is not None:
+            return False
+        return is_visible(self._control, message, slot, queue_offset)
 
     # ---------------------------------------------------------------------------------------- by key
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 
-from cystore import clock
+from cystore._native.lookup.visible import has_expired
 from cystore._native.memory.control import Control
 from cystore._native.record.argument_checks import text
 from cystore._native.record.message import Message, message_at
@@ -162,10 +162,7 @@ class Newest:
 
     def _is_gone(self, message: Message) -> bool:
         """Whether the key is gone: by an empty body, by the message's expiry, or by the removal of its topic."""
-        if not len(message.body):
-            return True
-        until = message.expires_at_ms
-        if until is not None and until <= clock.now_ms(self._control):
+        if not len(message.body) or has_expired(self._control, message):
             return True
         return (message.physical_offset or 0) < self._compactor.deleted().get(message.topic, 0)
 

@@ -11,7 +11,7 @@ import pytest
 
 import cystore
 from cystore.arrivals.aio import AsyncStore
-from cystore.clock import monotonic_s
+from cystore.clock import monotonic_s, now_ms
 from cystore.errors import FilterError, StoreClosedError, StoreConfigError
 from cystore.results import GetStatus
 from tests.support.child import in_child
@@ -187,6 +187,42 @@ def test_tail_of_tags_and_of_damage(store, caplog):
 
     run(work())
     assert "the damaged message 3 of orders/0 is stepped over" in caplog.text
+
+
+def test_tail_judges_a_message_when_it_gives_it(store):
+    for number in range(5):
+        store.put("orders", b"%d" % number)
+    store.put("offers", b"first")
+    for number in range(5):
+        store.put("offers", b"%d" % number, expires_at_ms=now_ms() + 700)
+    store.put("offers", b"last")
+
+    async def work():
+        orders, offers = (store.aio.tail(topic, begin="first") for topic in ("orders", "offers"))
+        assert bytes((await anext(orders)).body) == b"0"  # reads the others ahead
+        store.delete_topic("orders")
+        store.put("orders", b"new")
+        assert bytes((await anext(orders)).body) == b"new"
+        assert bytes((await anext(offers)).body) == b"first"
+        while len(store.get("offers", 0, 0).messages) > 2:
+            await asyncio.sleep(0.05)
+        assert bytes((await anext(offers)).body) == b"last"
+
+    run(work())
+
+
+def test_get_judges_messages_when_the_task_continues(store):
+    store.put("orders", b"1")
+
+    async def work():
+        reading = asyncio.create_task(store.aio.get("orders", 0, 0))
+        await asyncio.sleep(0)  # another thread reads
+        store.delete_topic("orders")  # before the task can continue
+        return await reading
+
+    found = run(work())
+    assert found.status is not GetStatus.FOUND
+    assert not found.messages
 
 
 def test_a_cancelled_task_leaves_nothing_behind(store):

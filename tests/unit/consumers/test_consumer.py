@@ -9,6 +9,7 @@ import threading
 import pytest
 
 import cystore
+from cystore import clock
 from cystore.consumers.in_flight import QueueInFlight
 from cystore.consumers.shares import share
 from tests.support.process import Process
@@ -207,12 +208,79 @@ def test_a_queue_that_leaves_keeps_what_was_given_and_drops_what_was_not(tmp_pat
         messages = store.get("orders", 0, 0).messages
     queue = QueueInFlight(("orders", 0), 0, 0, 0)
     queue.fetched(messages, 6)
-    assert queue.give(1.0) is messages[0]
+    assert queue.give(1.0, lambda *_: True) is messages[0]
     queue.leave()
-    assert queue.give(1.0) is None
+    assert queue.give(1.0, lambda *_: True) is None
     assert queue.lowest == 0
     assert queue.settle(0)
     assert queue.lowest == queue.next_offset == 1
+
+
+def put_with_some_that_expire(store):
+    store.put("orders", b"first")
+    for number in range(5):
+        store.put("orders", b"%d" % number, expires_at_ms=clock.now_ms() + 700)
+    store.put("orders", b"last")
+
+
+def wait_until_they_expired(store):
+    while len(store.get("orders", 0, 0).messages) > 2:
+        store.wait("nothing", 0, 0, 0.05)
+
+
+def test_messages_that_expire_while_they_are_read_ahead_are_not_given(tmp_path):
+    with opened(tmp_path / "s") as store:
+        put_with_some_that_expire(store)
+        with store.consumer("billing", "orders") as consumer:
+            (first,) = consumer.poll(1, timeout_s=WAIT_S)  # reads the others ahead
+            wait_until_they_expired(store)
+            (last,) = taken(consumer, 1)
+            assert (bytes(first.body), bytes(last.body)) == (b"first", b"last")
+            assert consumer.ack(first, last) == 2
+            assert store.groups.lags() == {"billing": 0}
+        put_with_some_that_expire(store)
+        with store.consumer("billing", "orders") as consumer:
+            messages = iter(consumer)
+            consumer.ack(next(messages))
+            store.wait("nothing", 0, 0, 1)
+            last = next(messages)
+            assert bytes(last.body) == b"last"
+            consumer.ack(last)
+            assert store.groups.lags() == {"billing": 0}
+
+
+def test_messages_of_a_topic_that_is_deleted_after_they_were_read_ahead_are_not_given(tmp_path, caplog):
+    with opened(tmp_path / "s", 6, 1) as store, store.consumer("billing", "orders") as consumer:
+        (first,) = consumer.poll(1, timeout_s=WAIT_S)
+        store.delete_topic("orders")
+        consumer.ack(first)
+        store.put("orders", b"new")
+        (new,) = taken(consumer, 1)
+        assert (bytes(new.body), new.queue_offset) == (b"new", 6)
+        assert "they were removed, the queue begins at 6 now" in caplog.text
+        consumer.ack(new)
+        assert store.groups.lags() == {"billing": 0}
+
+
+def test_the_offset_passes_what_was_left_out_although_nothing_else_comes(tmp_path):
+    with opened(tmp_path / "s", 6, 1) as store, store.consumer("billing", "orders") as consumer:
+        consumer.ack(*consumer.poll(1, timeout_s=WAIT_S))
+        store.delete_topic("orders")
+        assert consumer.poll() == []
+        assert store.groups.offset("billing", "orders", 0) == 6
+
+
+def test_a_given_message_that_nobody_sees_any_more_is_not_sent_back(tmp_path):
+    with opened(tmp_path / "s", 1) as store, store.consumer("billing", "orders") as consumer:
+        (message,) = taken(consumer, 1)
+        (queue,) = [queue for queue in consumer._queues.values() if queue.given]
+        store.delete_topic("orders")
+        queue.given[0] = message, 0.0  # its time is over
+        consumer._turn()
+        assert consumer.ack(message) == 0
+        assert store.groups.offset("billing", "orders", 0) == 1
+        assert store.next_queue_offset("%RETRY%billing", 0) == 0
+        assert store.next_queue_offset("SCHEDULE_TOPIC_XXXX", 2) == 0
 
 
 def test_bad_arguments_are_refused(tmp_path):

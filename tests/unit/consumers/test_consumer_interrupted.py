@@ -87,10 +87,10 @@ def test_an_exception_inside_of_a_queue_in_flight_hides_no_message(tmp_path):
     def queue_of():
         queue = QueueInFlight(("orders", 0), 0, 0, 0)
         queue.fetched(messages, 3)
-        queue.give(1.0)
+        queue.give(1.0, lambda *_: True)
         return queue
 
-    for queue in places(lambda queue: queue.give(1.0), queue_of):
+    for queue in places(lambda queue: queue.give(1.0, lambda *_: True), queue_of):
         assert {*queue.given, *(one.queue_offset for one in queue.ready)} == {0, 1, 2}
         queue.settle(0)
         assert queue.lowest == 1
