@@ -80,12 +80,13 @@ def put_once(
 
 
 def _known(parts: Attachment, topic: str, key: str, window_ms: int) -> PutResult | None:
-    """The oldest message of the window with the key. A store timestamp ahead of the clock is inside of every window."""
+    """The oldest message of the window with the key that readers of the topic get. A store timestamp ahead of the clock
+    is inside of every window. An unconfirmed message counts: readers get it soon."""
     parts.control.commit()
     begin_ms = max(clock.now_ms(parts.control) - window_ms, 0)
-    found = parts.reader.whole.query(topic, key, INT32_MAX, begin_ms=begin_ms, with_expired=True)
-    for message in reversed(found):
-        if message.unique_key == key:
+    whole = parts.reader.whole
+    for message in reversed(whole.query(topic, key, INT32_MAX, begin_ms=begin_ms)):
+        if message.unique_key == key and whole.sees(message):
             return place_of(message)
     return None
 

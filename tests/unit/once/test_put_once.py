@@ -79,16 +79,39 @@ def test_put_looks_back_for_the_window_of_the_settings(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["k", "k\N{REPLACEMENT CHARACTER}"])
-@pytest.mark.parametrize("services", ["all", "none"])
-def test_a_message_that_expired_is_not_put_again(tmp_path, key, services):
-    expired = {"properties": {"EXPIRES_AT_MS": "1"}}
-    with cystore.open(tmp_path / "s", services=services) as store:
-        first = once(store, key=key, **expired)
-        assert not store.query("orders", key)
-        assert once(store, key=key, **expired) == (first.place, False)
-        store.dispatch()
-        assert once(store, key=key, **expired) == (first.place, False)
-        assert bodies(store) == [b"1"]
+@pytest.mark.parametrize("dispatched", [True, False])
+@pytest.mark.parametrize("end", ["expired", "its topic was deleted"])
+def test_a_message_that_no_reader_gets_does_not_count(tmp_path, key, dispatched, end):
+    expires = {"properties": {"EXPIRES_AT_MS": "1"}} if end == "expired" else {}
+    with cystore.open(tmp_path / "s", services="none") as store:
+        assert once(store, key=key, **expires).is_new
+        if dispatched:
+            store.dispatch()
+        if end != "expired":
+            store.delete_topic("orders")
+        second = once(store, b"2", key=key)
+        assert second.is_new
+        assert once(store, b"3", key=key) == (second.place, False)
+        found = store.get("orders", 0, second.place.queue_offset).messages
+        assert [bytes(message.body) for message in found] == [b"2"]
+
+
+def test_the_oldest_message_that_readers_get_counts(tmp_path):
+    with cystore.open(tmp_path / "s") as store:
+        store.put("orders", b"1", unique_key="k", expires_at_ms=1)
+        place = store.put("orders", b"2", unique_key="k")
+        store.put("orders", b"3", unique_key="k")
+        assert once(store, b"4") == (place, False)
+        assert store.put("orders", b"4", dedup_key="k") == place
+
+
+def test_a_topic_that_is_deleted_in_another_process_counts_at_once(tmp_path, store):
+    with Process() as other:
+        other.do("import cystore; store = cystore.open(path)", path=str(store.path))
+        for number in range(3):
+            assert once(store, b"%d" % number).is_new
+            other.do("len(store.topics()), store.delete_topic('orders')")
+        assert store.topics().get("orders") is None
 
 
 def test_text_with_a_lone_surrogate_is_refused(store):
@@ -199,6 +222,23 @@ def test_a_damaged_message_is_not_found_any_more(store):
         file.seek(place.physical_offset + place.size_bytes - 3)
         file.write(b"\xff\xff")
     assert once(store).is_new
+
+
+def test_a_message_in_a_damaged_range_is_not_found_any_more(tmp_path):
+    with open_small(tmp_path / "s") as store:
+        place = once(store).place
+        store.put("bills", b"x")
+    with open(next((tmp_path / "s/commitlog").glob("0*")), "r+b") as file:
+        file.seek(place.physical_offset + place.size_bytes - 3)
+        file.write(b"\xff\xff")
+    rebuilt = tmp_path / "s/index"
+    for file in rebuilt.iterdir():
+        file.unlink()
+    for name in ("abort", "checkpoint"):
+        (tmp_path / "s" / name).unlink(missing_ok=True)
+    with open_small(tmp_path / "s") as store:
+        assert once(store).is_new
+        assert not once(store).is_new
 
 
 def test_a_lock_that_somebody_keeps(store):
