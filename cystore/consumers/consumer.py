@@ -27,12 +27,13 @@ from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s, wait_s
 from cystore.consumers.groups import FIRST, LAST, OFFSET_MAX, GroupTable
 from cystore.consumers.in_flight import QueueInFlight
-from cystore.consumers.names import checked_topic, retry_topic, users_group
+from cystore.consumers.names import retry_topic, users_group
 from cystore.consumers.retries import retry_of
 from cystore.consumers.shares import Leases, Member
 from cystore.consumers.table import NO_OFFSET
 from cystore.derived.reading.request import wanted
 from cystore.engine.files.progress import Progress
+from cystore.engine.manifest.topic_names import checked_topic
 from cystore.errors import (
     CorruptRecordError,
     MessageIllegalError,

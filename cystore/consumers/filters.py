@@ -7,10 +7,11 @@ import builtins
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from cystore.consumers.names import checked_group, checked_topic
+from cystore.consumers.names import checked_group
 from cystore.derived.dispatch.known_filters import KnownFilters
 from cystore.engine.manifest.group_filters import UNBORN, GroupFilter, group_filters_of
 from cystore.engine.manifest.store_settings import has_room_for_bitmaps
+from cystore.engine.manifest.topic_names import checked_topic
 from cystore.errors import StoreConfigError
 from cystore.filters.sql import SqlFilter, checked
 

@@ -12,10 +12,11 @@ from cystore._native.lookup.get_result import GetResult
 from cystore._native.record.argument_checks import whole
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s, wait_s
-from cystore.consumers.names import checked_group, checked_topic, users_group
+from cystore.consumers.names import checked_group, users_group
 from cystore.consumers.offset_file import Key
 from cystore.consumers.table import NO_OFFSET, Behind, OffsetTable, Reads
 from cystore.derived.reading.by_time import LOWER
+from cystore.engine.manifest.topic_names import checked_topic
 from cystore.errors import OffsetError, StoreConfigError
 from cystore.filters.given_filter import Filter
 from cystore.layout import CONSTANTS, OWN_GROUPS, TOTAL_SIZE, field_of, record_store_timestamp

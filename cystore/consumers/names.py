@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 from cystore._native.record.argument_checks import any_text
-from cystore.derived.files.offsets import TOPIC
+from cystore.engine.manifest.topic_names import TOPIC_BYTES_MAX
 from cystore.errors import StoreConfigError
 from cystore.layout import OWN_GROUPS
 
 RETRY_PREFIX, DEAD_LETTER_PREFIX = "%RETRY%", "%DLQ%"
 SEPARATOR = "@"  # between topic and group in the offset table
-TOPIC_BYTES_MAX = 127
 GROUP_BYTES_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic is a topic
 _GROUP = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{GROUP_BYTES_MAX}}}", re.ASCII)
 
@@ -33,16 +32,6 @@ def users_group(group: object) -> str:
     name = checked_group(group)
     if name in OWN_GROUPS:
         raise StoreConfigError(f"group: the offsets of {name} are notes of the store; give another name")
-    return name
-
-
-def checked_topic(topic: object) -> str:
-    """The name of a topic. Raises StoreConfigError."""
-    name = any_text("topic", topic, StoreConfigError)
-    if not TOPIC.match(name):
-        raise StoreConfigError(
-            f"topic: {name!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, digits, % | _ and -"
-        )
     return name
 
 

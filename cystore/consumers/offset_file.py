@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cystore.consumers.names import SEPARATOR, is_group
-from cystore.derived.files.offsets import CONSUMER_OFFSETS, QUEUE_ID, QUEUE_ID_MAX, TOPIC, read_offsets
+from cystore.derived.files.offsets import CONSUMER_OFFSETS, QUEUE_ID, QUEUE_ID_MAX, read_offsets
+from cystore.engine.manifest.topic_names import is_topic
 from cystore.system import files
 from cystore.system.checked_json import text_of
 
@@ -36,7 +37,7 @@ def read_consumer_offsets(root: Path) -> ConsumerOffsets:
     found = ConsumerOffsets()
     for name, queues in read_offsets(root, CONSUMER_OFFSETS).table.items():
         topic, separator, group = name.partition(SEPARATOR)
-        ours = bool(separator) and TOPIC.match(topic) is not None and is_group(group)
+        ours = bool(separator) and is_topic(topic) and is_group(group)
         if ours and isinstance(queues, dict) and all(_is_queue_id(text) for text in queues):
             found.offsets.update({(topic, group, int(text)): offset for text, offset in queues.items()})
         else:

@@ -15,8 +15,9 @@ from cystore.consumers.groups import table_of
 from cystore.consumers.names import SEPARATOR, is_group
 from cystore.consumers.offset_file import Key, path_of
 from cystore.consumers.table import NAME, NO_OFFSET, OffsetTable
-from cystore.derived.files.offsets import QUEUE_ID, QUEUE_ID_MAX, TOPIC
+from cystore.derived.files.offsets import QUEUE_ID, QUEUE_ID_MAX
 from cystore.engine.files.progress import Progress
+from cystore.engine.manifest.topic_names import is_topic
 
 SAVE_S = 5.0  # as often as a consumer saves
 RETRY_S = 5.0
@@ -121,7 +122,7 @@ def _keys(table: Table) -> Iterator[tuple[Key, int]]:
     """Without names and numbers that are those of no group here."""
     for name, queues in table.items():
         topic, separator, group = name.partition(SEPARATOR)
-        if separator and TOPIC.match(topic) and is_group(group):
+        if separator and is_topic(topic) and is_group(group):
             for text, offset in queues.items():
                 if QUEUE_ID.match(text) and int(text) <= QUEUE_ID_MAX:
                     yield (topic, group, int(text)), offset

@@ -30,8 +30,9 @@ from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s
 from cystore.consumers import offset_file
-from cystore.consumers.names import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
+from cystore.consumers.names import GROUP_BYTES_MAX
 from cystore.consumers.offset_file import ConsumerOffsets, Key, read_consumer_offsets
+from cystore.engine.manifest.topic_names import TOPIC_BYTES_MAX
 from cystore.errors import (
     StoreClosedError,
     StoreError,

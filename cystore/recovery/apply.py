@@ -21,6 +21,7 @@ from cystore.engine.files.quarantine import QUARANTINE, copy_name, pieces_of, pu
 from cystore.engine.files.segments import file_name
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.manifest import record_damaged_ranges, record_given_up
+from cystore.engine.manifest.topic_names import TOPIC
 from cystore.errors import StoreFullError
 from cystore.layout import INDEX_HEADER
 from cystore.recovery.actions import (
@@ -38,7 +39,7 @@ from cystore.recovery.actions import (
     ZeroLog,
 )
 from cystore.recovery.walk.findings import IndexMend, QueueScan
-from cystore.recovery.walk.queue_reader import HOLE_BYTES, TOPIC, QueueReader
+from cystore.recovery.walk.queue_reader import HOLE_BYTES, QueueReader
 from cystore.recovery.walk.unit_reader import UnitReader
 from cystore.system import files
 from cystore.system.ranges import file_ranges

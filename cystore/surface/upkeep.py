@@ -16,6 +16,7 @@ from cystore.attachment.attach import Attachment
 from cystore.config import StoreConfig
 from cystore.engine.inspect.stats import put_bytes_by_topic, store_stats
 from cystore.engine.manifest.store_settings import configure
+from cystore.engine.manifest.topic_names import checked_topic
 from cystore.engine.pool.buffers import pool_figures
 from cystore.errors import StoreConfigError, StoreFullError
 from cystore.layout import FLAGS
@@ -119,10 +120,11 @@ class StoreUpkeep(ABC):
         stay in the log until their segment expires, so `query`, `read` and `scan` find them until then. Delayed
         messages are still delivered. The log becomes durable first: after a power cut a deletion must not outlive its
         records, because a member gets other records in their places from its master.
-        Raises StoreConfigError for a topic that the store writes for itself, FlushFailedError.
+        Raises StoreConfigError for a topic that the store writes for itself and for a name that no topic can have,
+        FlushFailedError.
         """
+        topic = checked_topic(topic)
         parts = self._writable()
-        topic = any_text("topic", topic, StoreConfigError)
         parts.control.commit()
         parts.flusher.flush_to(parts.control.log_end)
         delete = partial(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from cystore.config import StoreConfig
 from cystore.engine.files.log_folders import check_list_is_there
+from cystore.engine.manifest.manifest import skipped_entries
+from cystore.engine.manifest.manifest_file import FILE_NAME
 from cystore.engine.manifest.store_settings import effective_at
 from cystore.errors import StoreIOError
 from cystore.recovery.scan import Progress
@@ -46,6 +48,10 @@ def verify(
     """
     config = effective_at(config, root)
     check_list_is_there(root, config)
+    for what in skipped_entries(root):
+        yield Damage(
+            "manifest", root / FILE_NAME, 0, 0, f"{what} has no effect, because no topic can have that name"
+        )
     if bounds is not None:
         begin = bounds.begin
         yield from _verify_beside(root, config, bounds, minimum or (lambda: begin), progress)

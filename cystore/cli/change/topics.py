@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 
 import cystore
+from cystore.engine.manifest.topic_names import checked_topic
 from cystore.operate import facts
 from cystore.operate.command import (
     FOUND_WRONG,
@@ -42,6 +43,8 @@ def _delete(args: argparse.Namespace) -> int:
     facts.state(args.path)
     config = store_config(args, services=())
     missing = 0
+    for topic in args.topics:  # all of them, before the first one is gone
+        checked_topic(topic)
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
         for topic in args.topics:
             done = store.delete_topic(topic)
@@ -95,7 +98,7 @@ DELETE = Command(
         "that gets a message again continues to count its queue offsets. The log keeps the records until their "
         "segments expire: `cystore\n"
         "query` finds them until then. Messages that are still delayed are delivered to the topic all the same.\n"
-        "Exit code 1: a topic does not exist."
+        "Exit code 1: a topic does not exist. Exit code 2: no topic can have one of the names, and nothing was deleted."
     ),
     examples=(
         "cystore topics delete /var/lib/app/store orders",

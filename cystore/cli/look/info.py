@@ -11,7 +11,7 @@ from cystore.attachment.attach import Attachment
 from cystore.engine.files.checkpoint import read_checkpoint
 from cystore.engine.inspect.control_head import OURS, attached_processes, read_head
 from cystore.engine.manifest.compaction_facts import compaction_of
-from cystore.engine.manifest.manifest import read_damaged_ranges, read_facts, read_given_up
+from cystore.engine.manifest.manifest import read_damaged_ranges, read_facts, read_given_up, skipped_entries
 from cystore.layout import FLAGS
 from cystore.operate import facts
 from cystore.operate.command import OK, Command, add_json, store_config
@@ -44,6 +44,7 @@ def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
         "holes": [dataclasses.asdict(hole) for hole in read_damaged_ranges(args.path)],
         "given_up": [lost._asdict() for lost in read_given_up(args.path)],
         "compaction": _compaction(args.path),
+        "skipped": skipped_entries(args.path),
         "disk": {name: dataclasses.asdict(use) for name, use in facts.disk_use(args.path).items()},
         "disk_free_bytes": free,
         "disk_capacity_bytes": capacity,
@@ -107,6 +108,8 @@ def _show(info: dict[str, Any]) -> None:
         write_line("queue offsets whose messages are lost:")
         rows = [(lost["topic"], lost["queue_id"], lost["begin"], lost["end"]) for lost in info["given_up"]]
         write_table(("topic", "queue", "begin", "end"), rows)
+    for what in info["skipped"]:
+        write_line(f"SKIPPED: {what} in the manifest has no effect, because no topic can have that name")
     if info["compaction"] is not None:
         _show_compaction(info["compaction"])
     free, capacity = size_text(info["disk_free_bytes"]), size_text(info["disk_capacity_bytes"])

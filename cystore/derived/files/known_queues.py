@@ -19,9 +19,10 @@ from cystore._native.memory.control import Control
 from cystore._native.record.checksum import crc32c
 from cystore._native.system import queue_files
 from cystore.derived.files.consume_queue import DIRECTORY, ENTRY_BYTES
-from cystore.derived.files.offsets import QUEUE_ID_MAX, QUEUE_OFFSETS, TOPIC
+from cystore.derived.files.offsets import QUEUE_ID_MAX, QUEUE_OFFSETS
 from cystore.engine.files.checkpoint import CheckpointFields
 from cystore.engine.manifest.given_up_offsets import OFFSET_LIMIT
+from cystore.engine.manifest.topic_names import is_topic
 from cystore.errors import StoreError, StoreIOError
 from cystore.layout import codec, field_of
 from cystore.system import files
@@ -152,7 +153,7 @@ def _names(data: bytes, count: int) -> tuple[list[str] | None, int]:
     for _ in range(count):
         length = data[at] if at < len(data) else 0
         name = data[at + 1 : at + 1 + length].decode("ascii", "replace")
-        if not TOPIC.match(name):
+        if not is_topic(name):
             return None, at
         names.append(name)
         at += 1 + length

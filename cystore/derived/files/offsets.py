@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from cystore._native.memory.control import Control
 from cystore._native.record.checksum import crc32c
+from cystore.engine.manifest.topic_names import is_topic
 from cystore.errors import StoreFormatError
 from cystore.system import files
 from cystore.system.checked_json import parse_bare_keys, text_of
@@ -32,7 +33,6 @@ END_BYTES = 256  # of a table: its log position and its checksum
 
 T = TypeVar("T")
 OFFSET_MAX = (1 << 63) - 1
-TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z", re.ASCII)
 QUEUE_ID, QUEUE_ID_MAX = re.compile(r"[0-9]{1,10}\Z", re.ASCII), (1 << 31) - 1
 
 
@@ -209,7 +209,7 @@ def _by_queue(table: dict[str, Any]) -> dict[tuple[str, int], int]:
 
 def _topic(name: str) -> str:
     """A topic becomes the name of a folder: one like `../x` would lead out of the store. Raises ValueError."""
-    if not TOPIC.match(name):
+    if not is_topic(name):
         raise ValueError(f"{name!r} is not a topic")
     return name
 

@@ -12,6 +12,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore.engine.manifest.manifest import Facts
+from cystore.engine.manifest.topic_names import is_topic
 from cystore.value_class import value_class
 
 if TYPE_CHECKING:
@@ -67,12 +68,14 @@ class Finding(NamedTuple):
 @value_class(frozen=True)
 class CompactionFacts:
     """The section. `file` is None before the first turn ends. `deleted`: deleted topics, each with the log offset below
-    which its records are deleted. `findings`: the newest ones of `damaged`, all damage that turns met."""
+    which its records are deleted. `skipped`: deletions of names that no topic can have; earlier versions took them.
+    `findings`: the newest ones of `damaged`, all damage that turns met."""
 
     file: FileFacts | None = None
     deleted: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     damaged: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     def cut_at(self, wrote: int) -> CompactionFacts:
         """The file covers no more than the log that there is."""
@@ -88,8 +91,11 @@ class CompactionFacts:
 
     def without(self, applied: Mapping[str, int]) -> CompactionFacts:
         """Drops deletions, if they are still the same."""
-        kept = {topic: end for topic, end in self.deleted.items() if applied.get(topic) != end}
-        return dataclasses.replace(self, deleted=kept)
+        deleted, skipped = (
+            {topic: end for topic, end in listed.items() if applied.get(topic) != end}
+            for listed in (self.deleted, self.skipped)
+        )
+        return dataclasses.replace(self, deleted=deleted, skipped=skipped)
 
     def with_findings(self, found: tuple[str, ...], now_ms: int) -> CompactionFacts:
         """Adds the damage of a turn. Damage that is listed already is not counted again."""
@@ -105,19 +111,21 @@ def compaction_of(facts: Facts) -> CompactionFacts:
     if not isinstance(found, dict):
         return CompactionFacts()
     deleted = found.get("deleted")
+    ends = (
+        {name: end for name, end in deleted.items() if type(end) is int} if isinstance(deleted, dict) else {}
+    )
     listed = found.get("findings")
     damaged = found.get("damaged")
     return CompactionFacts(
         _file_of(found.get("file")),
-        {topic: end for topic, end in deleted.items() if type(end) is int}
-        if isinstance(deleted, dict)
-        else {},
+        {name: end for name, end in ends.items() if is_topic(name)},
         tuple(
             Finding(one["what"], one["found_ms"])
             for one in (listed if isinstance(listed, list) else ())
             if isinstance(one, dict) and isinstance(one.get("what"), str) and type(one.get("found_ms")) is int
         ),
         damaged if type(damaged) is int else 0,
+        {name: end for name, end in ends.items() if not is_topic(name)},
     )
 
 
@@ -135,8 +143,8 @@ def with_compaction(facts: Facts, content: CompactionFacts) -> Facts:
     section: dict[str, Any] = {}
     if content.file is not None:
         section["file"] = content.file._asdict()
-    if content.deleted:
-        section["deleted"] = dict(content.deleted)
+    if content.deleted or content.skipped:
+        section["deleted"] = {**content.deleted, **content.skipped}
     if content.damaged:
         section["damaged"] = content.damaged
         section["findings"] = [one._asdict() for one in content.findings]

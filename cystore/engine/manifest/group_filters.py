@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore.engine.manifest.given_up_offsets import OFFSET_LIMIT
+from cystore.engine.manifest.topic_names import is_topic
 from cystore.value_class import value_class
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def group_filters_of(facts: Facts) -> GroupFilters:
 def _is_row(row: object) -> bool:
     if not isinstance(row, list) or [type(part) for part in row] != [str, str, str, int]:
         return False
-    return row[0].isascii() and row[1].isascii() and abs(row[3]) <= OFFSET_LIMIT
+    return row[0].isascii() and is_topic(row[1]) and abs(row[3]) <= OFFSET_LIMIT
 
 
 def _close_of(found: object) -> tuple[int, int] | None:

@@ -36,6 +36,7 @@ from cystore.engine.manifest.given_up_offsets import GivenUp, GivenUpRange, rang
 from cystore.engine.manifest.group_filters import doubted
 from cystore.engine.manifest.manifest_file import FILE_NAME, Slot
 from cystore.engine.manifest.removed_queues import Removed, RemovedQueue, removed_of
+from cystore.engine.manifest.topic_names import is_topic
 from cystore.errors import StoreError, StoreFormatError, StoreNotWritableError
 from cystore.system.checked_json import parse_unchecked, render_compact
 from cystore.system.threads import os_threads
@@ -45,6 +46,7 @@ from cystore.value_class import value_class
 log = logging.getLogger("cystore")
 
 MAJOR, MINOR = 1, 0
+SHOWN_MAX = 200  # characters of a name
 READS = 16  # a reader that meets two updates at once looks again
 
 
@@ -115,8 +117,8 @@ def parse(payload: bytes, sequence: int = 0) -> Facts:
         taken["store_id"],
         {name: value for name, value in taken["settings"].items() if type(value) in (int, bool, str)},
         DamagedRanges(damaged_range_of(entry) for entry in taken["damaged"]),
-        GivenUp(range_of(row) for row in taken["given_up"]),
-        Removed(removed_of(row) for row in taken["removed"]),
+        GivenUp(row for row in map(range_of, taken["given_up"]) if is_topic(row.topic)),
+        Removed(row for row in map(removed_of, taken["removed"]) if is_topic(row.topic)),
         sections,
         taken["rebuilt"],
         taken["paused"],
@@ -191,6 +193,29 @@ def read_damaged_ranges_or_copy(root: Path) -> tuple[DamagedRanges, bool]:
     """`read_damaged_ranges`, and whether that is the newest list."""
     facts, newest = read_facts(root)
     return facts.damaged_ranges, newest
+
+
+def skipped_entries(root: Path) -> list[str]:
+    """The entries of the manifest that have no effect, because no topic can have their name: what each one is."""
+    slot = look(root).slot
+    return [] if slot is None else _skipped(parse_unchecked(slot.payload))
+
+
+def _skipped(content: dict[str, Any]) -> list[str]:
+    compaction, filters = content.get("compaction"), content.get("filters")
+    deleted = compaction.get("deleted") if isinstance(compaction, dict) else None
+    rows = filters.get("rows") if isinstance(filters, dict) else None
+    named = [
+        *(("a deletion of topic", topic) for topic in (deleted if isinstance(deleted, dict) else ())),
+        *(("a removed queue of topic", row[0]) for row in content.get("removed", ())),
+        *(("given-up offsets of topic", row[0]) for row in content.get("given_up", ())),
+        *(("a filter for topic", row[1]) for row in (rows if isinstance(rows, list) else ()) if row[1:]),
+    ]
+    return [
+        f"{what} {ascii(topic)[:SHOWN_MAX]}"
+        for what, topic in named
+        if isinstance(topic, str) and not is_topic(topic)
+    ]
 
 
 def read_given_up(root: Path) -> GivenUp:

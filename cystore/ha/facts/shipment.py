@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cystore.derived.files.offsets import QUEUE_ID_MAX, TOPIC, check_table
+from cystore.derived.files.offsets import QUEUE_ID_MAX, check_table
 from cystore.engine.files.progress import Progress
 from cystore.engine.manifest.removed_queues import Removed, RemovedQueue, removed_of
 from cystore.engine.manifest.store_settings import DELAY_LEVELS, LIGHT_QUEUES
+from cystore.engine.manifest.topic_names import is_topic
 from cystore.errors import ReplicationError
 
 # The store's settings that follow. The others of its policy are about one host's disk, or shape existing files.
@@ -79,7 +80,7 @@ class Shipment:
             }
             removed = tuple(Removed(removed_of(row) for row in content["removed"]))
             for row in removed:
-                if not TOPIC.match(row.topic) or row.queue_id > QUEUE_ID_MAX:
+                if not is_topic(row.topic) or row.queue_id > QUEUE_ID_MAX:
                     raise ValueError(f"{row.topic[:200]!r}/{row.queue_id} is not a queue")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ReplicationError(f"the master's facts cannot be read: {str(error)[:300]}") from None

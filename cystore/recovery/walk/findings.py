@@ -16,7 +16,7 @@ INDEX_SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
 
 @value_class(frozen=True)
 class Damage:
-    """A damaged range of a stored file. `kind`: record, consume_queue, index or compacted.
+    """A damaged range of a stored file. `kind`: record, consume_queue, index, compacted or manifest.
 
     `begin` and `end` are physical offsets for records and for the index (of the records whose keys are wrong or
     missing), and positions in the file for consume queues and the compacted file.

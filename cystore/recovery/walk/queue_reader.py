@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections import Counter
 from collections.abc import Callable
@@ -14,10 +13,10 @@ from typing import NamedTuple
 from cystore._native.scan import log_walk
 from cystore.derived.files.consume_queue import DIRECTORY, ENTRY_BYTES
 from cystore.engine.files.segments import base_of_name, file_name
+from cystore.engine.manifest.topic_names import is_topic
 from cystore.layout import CONSTANTS, QUEUE_ENTRY
 from cystore.system import files, folders
 
-TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z", re.ASCII)
 HOLE_SIZE = CONSTANTS["HOLE_ENTRY_SIZE"][0]
 BLOCK_BYTES = 4096 // ENTRY_BYTES * ENTRY_BYTES
 HOLE_BYTES = QUEUE_ENTRY.pack(0, HOLE_SIZE, 0)
@@ -222,7 +221,7 @@ def list_queues(
     found: dict[tuple[str, int], Listed] = {}
     folder = root / DIRECTORY
     for topic in _folders(folder):
-        if not TOPIC.match(topic):
+        if not is_topic(topic):
             warnings.append(f"{folder / topic} is not a consume queue: a topic cannot have that name")
             continue
         path = folder / topic

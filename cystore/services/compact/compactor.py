@@ -169,7 +169,8 @@ class Compactor:
     def _forget_deleted(self, applied: dict[str, int]) -> None:
         """Forgets deletions whose records are neither in the new file nor in the log."""
         minimum = self._control.min_physical_offset
-        gone = {topic: end for topic, end in applied.items() if end < minimum}
+        listed = {**applied, **self.in_force.facts().skipped}
+        gone = {topic: end for topic, end in listed.items() if end < minimum}
         if gone:
             self.in_force.enter(lambda known: known.without(gone))
 

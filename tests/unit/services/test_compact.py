@@ -10,8 +10,11 @@ import shutil
 import pytest
 
 import cystore
-from cystore import Message
+from cystore import Message, StoreConfig
 from cystore.engine.files.compacted_file import HEADER_BYTES, numbers, path_of
+from cystore.engine.manifest.compaction_facts import compaction_of, with_compaction
+from cystore.engine.manifest.manifest import read_facts, skipped_entries
+from cystore.engine.manifest.removed_queues import RemovedQueue
 from cystore.verify import verify
 from tests.support.small_stores import SETTINGS, open_small
 from tests.unit.derived.test_online_damage import BODY_AT, flip
@@ -462,3 +465,64 @@ def test_a_turn_names_the_damage_that_was_found_before(tmp_path):
         store.dispatch()
         fill_log(store)
         assert store.compact().damaged != ()
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", "nul\0nul", "a b", "a/b", "..", "é", "x" * 128, "two\nlines"])
+def test_a_name_of_no_topic_is_refused_before_it_is_kept(tmp_path, name):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"value", keys=["k"])
+        store.compact()
+        before = read_facts(tmp_path)
+        for call in (
+            lambda: store.delete_topic(name),
+            lambda: store.configure(compacted_topics=f"state,{name or '*'}"),
+            lambda: store.groups.commit("group", name, 0, 0),
+            lambda: store.groups.commit(name, TOPIC, 0, 0),
+            lambda: store.groups.reset("group", name, "first"),
+            lambda: store.dispatchers.add(name, print),
+        ):
+            with pytest.raises(cystore.StoreError):
+                call()
+        assert read_facts(tmp_path) == before
+        store.compact()
+        store.clean()
+        assert found_in(store) == {"k": b"value"}
+
+
+@pytest.mark.parametrize("name", ["\ud800", "nul\0nul", "", "a b"])
+def test_a_kept_name_of_no_topic_stops_nothing_and_is_told(tmp_path, name):
+    """Earlier versions took each text as the name of a topic to delete."""
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.put(TOPIC, b"value", keys=["k"])
+        store.compact()
+        manifest = store._attached().manifest
+        manifest.update(
+            lambda facts: with_compaction(facts, compaction_of(facts).with_deleted(name, 1 << 20))
+        )
+        manifest.remove_queues([RemovedQueue(name, 0, 5, 0)])
+        manifest.give_up(name, 0, 1, 2)
+    with open_small(tmp_path, **EXPIRED) as store:
+        store.compact()
+        fill_log(store)
+        store.flush()
+        store.clean()
+        assert store.delete_topic("other").queues == 1
+        assert store.latest(TOPIC, "k").body == b"value" and found_in(store) == {"k": b"value"}
+        assert f"a deletion of topic {name!a}" in skipped_entries(tmp_path)
+    (told,) = [found for found in verify(tmp_path, StoreConfig(**SETTINGS)) if found.kind == "manifest"]
+    assert ascii(name) in told.reason and told.path == tmp_path / "manifest"
+
+
+def test_a_kept_name_of_no_topic_is_forgotten_with_the_log_that_it_was_about(tmp_path):
+    with open_small(tmp_path, **EXPIRED) as store:
+        store._attached().manifest.update(
+            lambda facts: with_compaction(facts, compaction_of(facts).with_deleted("a b", 1))
+        )
+        assert skipped_entries(tmp_path)
+        fill_log(store)
+        store.flush()
+        store.clean()
+        fill_log(store)
+        store.flush()
+        store.compact()
+        assert not skipped_entries(tmp_path)
