@@ -5,9 +5,9 @@ the log up to a watermark, with facts and offsets that were read *before* that w
 a missing record. Queues and index are not copied: opening the copy makes them from its log, and verifies every record
 on the way.
 
-Segments are copied from the newest to the oldest. When the cleaner removes the next one, the copy begins behind it.
-Before that, the cleaner appended the segment's delayed messages to the log again, so the copy then also takes the newer
-records.
+Segments are copied from the newest to the oldest. When the cleaner removes the next one, the copy begins behind it, in
+each pass over the log. Before that, the cleaner appended the segment's delayed messages to the log again, so another
+pass takes the newer records.
 
 The copy is made inside a folder TARGET.incomplete, which is not a store, so every open refuses it. It is renamed to
 TARGET when all of it is durable, verified and closed. A kill leaves TARGET.incomplete for an operator to remove; any
@@ -40,7 +40,7 @@ from cystore.engine.files.compacted_file import open_newest
 from cystore.engine.files.log_folders import FILE as LOG_FOLDERS
 from cystore.engine.files.log_folders import LogFolders
 from cystore.engine.files.quarantine import QUARANTINE
-from cystore.engine.files.segments import file_name
+from cystore.engine.files.segments import base_of_name, file_name
 from cystore.engine.inspect.recognize import check_is_store
 from cystore.engine.log.commit_log import DIRECTORY, MARKER
 from cystore.engine.manifest import manifest_file
@@ -187,18 +187,17 @@ class _Copy:
         self._store.groups.save()  # writes the file; the table of the processes here does not change
         small = _Small.of(self._store.path)
         minimum, at = self._minimum(), self._durable()
-        begin = self._copy_log(minimum, at.watermark)
+        begin = self._copy_log(minimum, minimum, at.watermark)
         for _ in range(TRIES):
-            if self._minimum() == minimum:
+            if self._minimum() == minimum and self._copy_compacted(at.watermark):
                 break
             minimum, before, at = self._minimum(), at.watermark, self._durable()
-            self._copy_again(before, at.watermark)
+            begin = self._copy_log(begin, before, at.watermark)
         else:
             raise StoreTimeoutError(
-                "the cleaner removes segments faster than they can be copied; try again",
+                "cleaning and compaction remove files faster than they can be copied; try again",
                 path=self._store.path,
             )
-        at = self._copy_compacted(at)
         self._copy_small(small, begin, at)
         files.remove(log / INCOMPLETE)
         return proven(self._draft, self._store.path, config, begin, at.watermark, self._report)
@@ -234,25 +233,29 @@ class _Copy:
         first = begin - begin % self._file_bytes
         yield from reversed(range(first, end, self._file_bytes))
 
-    def _copy_log(self, begin: int, end: int) -> int:
-        """Copies the log, and returns the copy's first offset."""
+    def _copy_log(self, begin: int, since: int, end: int) -> int:
+        """Copies the log's part [since, end) behind its part [begin, since), which is copied. Returns the copy's first
+        offset: if the cleaner removed a segment, the copy begins behind it."""
         reached = end
-        for base in self._bases(begin, end):
-            self._report("copying the log", end - reached, end - begin)
+        for base in self._bases(since, end):
+            self._report("copying the log", end - reached, end - since)
+            files.remove(self._path(self._draft, base), durable=False)  # the copy that ends at `since`
             try:
                 self._copy_segment(base, end)
             except StoreIOError as error:
                 if is_missing(error) and self._minimum() > base:
+                    self._drop_to(base)
                     return reached
                 raise
             reached = max(base, begin)
-        return reached
+        return begin
 
-    def _copy_again(self, before: int, end: int) -> None:
-        """Copies the records since `before`."""
-        for base in self._bases(before, end):
-            files.remove(self._path(self._draft, base))
-            self._copy_segment(base, end)
+    def _drop_to(self, last: int) -> None:
+        """Removes the copies of a segment and all earlier ones: without its last records there would be a gap."""
+        for entry in files.entries(self._draft / DIRECTORY):
+            base = base_of_name(entry.name)
+            if base is not None and base <= last:
+                files.remove(entry.path)
 
     def _copy_segment(self, base: int, end: int) -> None:
         """A segment's bytes up to a place in the log, and zeros behind it."""
@@ -266,18 +269,14 @@ class _Copy:
     def _path(root: Path, base: int) -> Path:
         return root / DIRECTORY / file_name(base)
 
-    def _copy_compacted(self, at: CheckpointFields) -> CheckpointFields:
-        """Copies the compacted file in force. The copy's log must reach as far as it does: returns the new end."""
-        for _ in range(TRIES):
-            found = open_newest(self._store.path)
-            if found is not None and found.header is not None and found.header.covered > at.watermark:
-                before, at = at.watermark, self._durable()
-                self._copy_again(before, at.watermark)
-            elif found is None or self._copy_if_there(found.path, self._draft / COMPACTED / found.path.name):
-                return at
-        raise StoreTimeoutError(
-            "compaction replaces its file faster than it can be copied; try again", path=self._store.path
-        )
+    def _copy_compacted(self, end: int) -> bool:
+        """Copies the compacted file in force. False if it was replaced, or covers more than the copied log."""
+        found = open_newest(self._store.path)
+        if found is None:
+            return True
+        if found.header is not None and found.header.covered > end:
+            return False
+        return self._copy_if_there(found.path, self._draft / COMPACTED / found.path.name)
 
     # ------------------------------------------------------------------------------------------ the rest
 

@@ -140,6 +140,34 @@ def test_the_cleaner_beside_a_copy(store_path, target, monkeypatch):
         check_cleaned(store, put)
 
 
+@pytest.mark.parametrize("compacted", ["", "T"], ids=["plain", "compacted"])
+def test_a_fast_cleaner_beside_each_pass_of_a_copy(store_path, target, compacted):
+    """Before a segment is copied, others put so many messages that its successors are full, and the cleaner removes
+    all of them. The copy is a whole store with the delayed message; it ends when the others pause."""
+    with open_small(
+        store_path, message_delay_level="30d", file_reserved_time_h=0, compacted_topics=compacted
+    ) as store:
+        store.put("later", b"waits", delay_level=1)
+        filled(store, 200)
+        segments, steps, begins = LOG_BYTES, [], []
+
+        def report(what, done, total):
+            if what == "copying the log" and len(steps) < 12:
+                steps.append(done)
+                if done == 0 or len(steps) % 4 == 3:  # the newest segment of a pass, and an older one
+                    filled(store, 3 * segments // 1000)
+                    store.flush()
+                    store.clean()
+                    begins.append(store.stats()["min_physical_offset"])
+
+        taken = take(store_path, target, report)
+        assert len(set(begins)) >= 4 and taken.begin >= begins[-2]
+        end = store.wrote_position
+    with cystore.open(target) as copy:
+        check_chain(copy)
+        assert copy.stats()["delayed"] == {1: 1} and copy.stats()["wrote"] == taken.end <= end
+
+
 def test_queues_whose_messages_are_gone_go_on_counting(store_path, target, monkeypatch):
     with open_small(store_path, file_reserved_time_h=72) as store:
         store.put_many([cystore.Message(topic="gone", body=b"x") for _ in range(7)])
