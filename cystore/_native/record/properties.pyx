@@ -88,9 +88,12 @@ cdef int _check_text(object text, str field, bint is_key) except -1:
 
 
 cdef int _put_text(property_buffer* buffer, object text, str field, bint is_key) except -1:
-    """Appends UTF-8 text."""
+    """Appends UTF-8 text. Readers skip a pair without a value and an empty key, so neither is stored."""
     cdef Py_ssize_t length = 0
     cdef const char* data = _utf8(text, field, &length)
+    if length == 0:
+        raise MessageIllegalError(f"{field}: an empty {'key' if is_key else 'value'} would be dropped by readers; "
+                                  "leave it out")
     property_room(buffer, length)
     if copy_text(buffer.start + buffer.length, data, length, FIRST_IN_KEY if is_key else FIRST_IN_TEXT):
         _check_text(text, field, is_key)
