@@ -11,7 +11,7 @@ from cystore._native.layout cimport (
     record_queue_id
 )
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.argument_checks cimport exact_text, exact_whole
+from cystore._native.record.argument_checks cimport exact_bytes, exact_text, exact_whole
 from cystore._native.record.property_read cimport property_next, property_view
 from cystore._native.record.record_read cimport (
     fetch_ahead, parts_of, record_at, record_intact, record_read, walk_begin
@@ -128,8 +128,9 @@ cdef class Message:
     messages as RocketMQ clients and brokers do: `sys_flag`, `born_timestamp_ms` (default: now), `born_host` and
     `store_host` ("address:port"), `reconsume_times`, `prepared_transaction_offset`, `unique_key` (property UNIQ_KEY).
 
-    `body` of a stored message is a read-only memoryview of the stored bytes that keeps its file mapped (sys flag 1:
-    still compressed), and `properties` holds all properties of the record. `queue_offset`, `physical_offset`,
+    `data` is the body as bytes, and `text()` as text. `body` of a stored message is a read-only memoryview of the
+    stored bytes that keeps its file mapped (sys flag 1: still compressed), without a copy. `properties` holds all
+    properties of the record. `queue_offset`, `physical_offset`,
     `size_bytes`, `store_timestamp_ms` and `body_crc` (the record's checksum field) are set; on a message of yours they
     are None. Source: MessageExt, MessageDecoder.
     """
@@ -205,6 +206,23 @@ cdef class Message:
             else:  # the garbage collector ran code that asked for the body, too
                 Py_DECREF(<object>view)
         return given_body(self)
+
+    @property
+    def data(self):
+        """The body as bytes, a copy that keeps no file mapped. Sys flag 1: still compressed."""
+        if self.source is not None:
+            return (<const char*>self.start + self.parts.body_at)[:self.parts.body_len]
+        return exact_bytes(given_body(self))
+
+    def text(self, encoding="utf-8", errors="strict"):
+        """The body as text. Raises MessageIllegalError for bytes that are no such text; `errors` is that of
+        `bytes.decode`."""
+        data = self.data
+        try:
+            return data.decode(encoding, errors)
+        except (LookupError, TypeError, ValueError) as error:  # UnicodeDecodeError is a ValueError
+            raise MessageIllegalError(f"{self!r}: the body is no text: {error}; read `data`, or give another encoding "
+                                      "or errors=\"replace\"", offset=self.physical_offset) from None
 
     @property
     def properties(self):

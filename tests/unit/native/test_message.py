@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import pickle
 
 import pytest
@@ -63,6 +64,49 @@ def test_message_of_ones_own_has_no_place_yet():
     assert message.born_host is None
     assert message.born_timestamp_ms is None
     assert "to 'T'/0" in repr(message)
+
+
+@pytest.mark.parametrize("body", [b"gr\xc3\xbcn", bytearray(b"gr\xc3\xbcn"), memoryview(b"gr\xc3\xbcn"), b""])
+def test_the_body_as_bytes_and_as_text(tmp_path, body):
+    given = cystore.Message(topic="T", body=body)
+    with open_small(tmp_path / "s") as store:
+        stored = store.read(store.put_many([given])[0].physical_offset)
+        copied = pickle.loads(pickle.dumps(stored))
+    for message in (given, stored, copied):
+        assert type(message.data) is bytes
+        assert message.data == bytes(body)
+        assert message.text() == message.text("utf-8") == bytes(body).decode()
+        assert message.text("latin-1") == bytes(body).decode("latin-1")
+    assert json.loads(cystore.Message(topic="T", body=b"[1]").data) == [1]
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "words"),
+    [
+        (b"a\xff", (), "can't decode byte 0xff in position 1.*read `data`"),
+        (b"a", ("no such encoding",), "no such encoding"),
+        (b"a", (5,), "encoding"),
+        (b"a\xff", ("utf-8", "no such rule"), "no such rule"),
+    ],
+)
+def test_a_body_that_is_no_text_is_refused_with_its_place(tmp_path, body, arguments, words):
+    with open_small(tmp_path / "s") as store:
+        store.put("T", b"first")
+        stored = store.read(store.put("T", body).physical_offset)
+        with pytest.raises(MessageIllegalError, match=words) as raised:
+            stored.text(*arguments)
+    assert raised.value.offset == stored.physical_offset > 0
+    assert "T/0 at 1" in str(raised.value)
+    assert stored.text(errors="replace")[0] == "a"
+    assert stored.data == body
+
+
+def test_a_message_without_bytes_has_no_data():
+    for body in ("text", None, 5):
+        with pytest.raises(MessageIllegalError, match="body"):
+            cystore.Message(topic="T", body=body).text()
+    with pytest.raises(MessageIllegalError, match="body"):
+        cystore.Message.__new__(cystore.Message).data  # noqa: B018
 
 
 def test_a_message_is_made_once(tmp_path):
