@@ -139,7 +139,7 @@ class StoreConfig(_Given):
     ha_tls_certificate_file: str = ""
     ha_tls_key_file: str = ""
     ha_tls_ca_file: str = ""
-    ha_allow_plain: bool = False  # RocketMQ: True; plain connections beyond this host need this setting
+    ha_allow_plain: bool = False  # RocketMQ: True; needed without a secret, and without TLS beyond this host
     slave_timeout_ms: int = 3_000
     ha_group: str = ""  # stores that elect their master in etcd: broker_role="elected"
     ha_member: str = ""

@@ -87,6 +87,7 @@ def loopback(folder: Path, file_bytes: int, **settings: Any) -> Iterator[Loopbac
         folder / "master",
         services="all",
         ha_listen_port=port,
+        ha_allow_plain=True,
         mapped_file_size_commit_log_bytes=file_bytes,
         allocate_ahead_bytes=file_bytes,
         **settings,

@@ -45,7 +45,8 @@ def _rejoin(folder: Path, log_bytes: int) -> None:
         cystore.Message(topic="T", body=b"x" * BODY_BYTES, queue_id=n % 4, keys=(f"k{n}",))
         for n in range(BATCH)
     ]
-    with cystore.open(folder / "master", services="all", ha_listen_port=port) as master:
+    serves = {"ha_listen_port": port, "ha_allow_plain": True}
+    with cystore.open(folder / "master", services="all", **serves) as master:
         while wrote(master) < log_bytes:
             master.put_many(messages)
         master.flush()
@@ -70,7 +71,8 @@ def _idle(folder: Path, count: int) -> None:
     """Replicas whose master sends heartbeats. A master serves 64 slaves."""
     port, before = free_port(), (_own("Threads"), _own("VmRSS"))
     small = {"services": "all", "mapped_file_size_commit_log_bytes": 1 << 20}
-    with ExitStack() as opened, cystore.open(folder / "master", **small, ha_listen_port=port) as master:
+    serves = {**small, "ha_listen_port": port, "ha_allow_plain": True}
+    with ExitStack() as opened, cystore.open(folder / "master", **serves) as master:
         master.put("T", b"x")
         whole = wrote(master)
         from_ = {**small, "broker_role": "slave", "ha_master_address": f"127.0.0.1:{port}"}

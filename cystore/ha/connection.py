@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import secrets
 import socket
 import ssl
@@ -25,6 +26,7 @@ from cystore.ha.link import wire
 from cystore.ha.link.secret import Secret
 from cystore.ha.link.wire import Hello
 from cystore.system import files
+from cystore.system.threads.repeated_errors import RareLines
 
 log = logging.getLogger("cystore")
 
@@ -37,22 +39,31 @@ NEWS_S = 0.01  # a member that has all of the log hears of the confirmed positio
 # For one connection: a slave asks for the digest of its last record, and searches for the last common one.
 DIGESTS_MAX, DIGEST_BYTES_MAX = 256, 64 << 20
 STALLED_MAX = 256
+PROOF_S = 5.0  # for the TLS handshake and the proof; a slave waits as long for its master's words
+LINES_MOST = 10  # a minute, about the beginnings of connections of one host, and about their ends
+_NUMBERS = re.compile(r"\d+")
 
 
 class Stalled:
-    """The slaves whose last connection brought them nothing, for example because their disk is full. Such a slave
-    comes again twice a second: the log says that it stands still, and that it moves again, and no more."""
+    """The lines of the log about connections.
+
+    It knows the slaves whose last connection brought them nothing, for example because their disk is full. Such a slave
+    comes again twice a second: the log says that it stands still, and that it moves again, and no more. Strangers come
+    as often as they like, and cause a line a minute."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: set[tuple[str, int]] = set()  # host, and where the slave's log ended
+        self._lines = RareLines()
 
     def _level(self, slave: SlaveConnection) -> int:
         return logging.DEBUG if slave.place in self._known else logging.INFO
 
     def begun(self, slave: SlaveConnection) -> None:
         """Says that a slave follows."""
-        log.log(self._level(slave), "%s: slave %s follows from %d", self._root, slave.name, slave.begun)
+        words = (self._root, slave.name, slave.begun)
+        kind = f"begun {slave.host}"
+        self._lines.tell(log, self._level(slave), kind, LINES_MOST, "%s: slave %s follows from %d", *words)
 
     def moved(self, slave: SlaveConnection) -> None:
         """Says that a slave gets on, if it stood still before."""
@@ -62,13 +73,27 @@ class Stalled:
 
     def ended(self, slave: SlaveConnection, error: BaseException) -> None:
         """Says why a connection is over."""
+        if not slave.is_known:
+            self.refused(slave.name, error, "a wrong proof" if slave.gave_wrong_proof else "no proof")
+            return
         self.moved(slave)
         level = self._level(slave) if isinstance(error, ConnectionError) else logging.WARNING
-        log.log(level, "%s: closed the connection of slave %s: %s", self._root, slave.name, error)
+        kind, most = (
+            (f"ended {slave.host}", LINES_MOST) if slave.begun >= 0 else (_NUMBERS.sub("", str(error)), 1)
+        )
+        words = (self._root, slave.name, error)
+        self._lines.tell(log, level, kind, most, "%s: closed the connection of slave %s: %s", *words)
         if slave.is_stalled:
             if len(self._known) >= STALLED_MAX:
                 self._known.clear()
             self._known.add(slave.place)
+
+    def refused(self, name: str, error: BaseException, kind: str) -> None:
+        """Says, once a minute for each kind, why a connection ended before its slave was known. A connection that
+        its slave ends itself is no news."""
+        level = logging.DEBUG if isinstance(error, ConnectionError) else logging.WARNING
+        words = (self._root, name, error)
+        self._lines.tell(log, level, kind, 1, "%s: closed the connection of %s: %s", *words)
 
 
 class SlaveConnection:
@@ -95,6 +120,7 @@ class SlaveConnection:
         self._told_s = 0.0
         self._nonce = secrets.token_bytes(wire.NONCE_BYTES)
         self._proved = secret is None
+        self.gave_wrong_proof = False
         self.is_ours = False
         self.asks_facts = False
         self._facts: Sealed | None = None  # to send when the slave has the log up to their position
@@ -117,6 +143,16 @@ class SlaveConnection:
             file.close()
 
     @property
+    def is_known(self) -> bool:
+        """Whether the slave has proved what this master asks for: the secret, a certificate, both, or nothing. Before
+        that it learns nothing of the store, and is no slave."""
+        return self._proved and self._secured
+
+    @property
+    def host(self) -> str:
+        return self.name.rpartition(":")[0]
+
+    @property
     def acknowledged(self) -> int:
         """The end of the slave's log by its last report, -1 before the first."""
         return self.flow.acknowledged
@@ -134,7 +170,7 @@ class SlaveConnection:
     @property
     def place(self) -> tuple[str, int]:
         """Its host, and where its log ended when it came: the same after a connection that brought it nothing."""
-        return self.name.rpartition(":")[0], self.begun
+        return self.host, self.begun
 
     @property
     def is_stalled(self) -> bool:
@@ -151,8 +187,13 @@ class SlaveConnection:
         return self.has_unsent or (self.is_following and self.flow.next < self._control.wrote)
 
     def check_time(self) -> None:
-        """Raises ReplicationError if the slave has sent no report for ha_housekeeping_interval_ms."""
+        """Raises ReplicationError if the slave has sent no report for ha_housekeeping_interval_ms, or is not known
+        after PROOF_S."""
         quiet_s = monotonic_s() - self.flow.heard_s
+        if not self.is_known and quiet_s > PROOF_S:
+            raise ReplicationError(
+                f"it gave no proof of the secret (ha_secret_file), or no certificate, within {PROOF_S:g} s"
+            )
         if quiet_s * 1000 > self._config.ha_housekeeping_interval_ms:
             raise ReplicationError(f"the slave sent nothing for {quiet_s:.0f} s")
 
@@ -164,6 +205,8 @@ class SlaveConnection:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return False
             self._secured = True
+            if self._proved:
+                self.flow.heard_s = monotonic_s()
         return True
 
     # ------------------------------------------------------------------------------------------------ what it says
@@ -189,6 +232,8 @@ class SlaveConnection:
         if len(self._in) - at < wire.REPORT.size:
             return 0
         (value,) = wire.REPORT.unpack(self._in, at)
+        if not self._proved and value not in (wire.HELLO, wire.PROOF):
+            raise ReplicationError("the slave did not prove that it knows the secret (ha_secret_file)")
         length = self._word_length(value, at)
         if not length or len(self._in) - at < length:
             return 0
@@ -197,8 +242,6 @@ class SlaveConnection:
             self._greet()
         elif value == wire.PROOF:
             self._check_proof(rest)
-        elif not self._proved:
-            raise ReplicationError("the slave did not prove that it knows the secret (ha_secret_file)")
         elif value == wire.DIGEST:
             self._digest(*wire.RANGE.unpack(rest))
         elif value == wire.FACTS:
@@ -264,7 +307,10 @@ class SlaveConnection:
         self.is_ours = True
         if not self._config.gives("ha_transfer_batch_size_bytes"):
             self.flow.frame_bytes = OWN_FRAME_BYTES  # a frame costs both sides the same, however long it is
-        self._answer(self._hello("" if self._secret is None else self._nonce.hex()).frame())
+        if self._proved:
+            self._answer(self._hello("").frame())
+        else:
+            self._answer(wire.talk(wire.CHALLENGE, self._nonce))
 
     def _ask_facts(self) -> None:
         if not self.is_ours or self.is_following:
@@ -278,10 +324,14 @@ class SlaveConnection:
 
     def _check_proof(self, words: bytes) -> None:
         nonce, proof = words[: wire.NONCE_BYTES], words[wire.NONCE_BYTES :]
-        if self._secret is None or not self._secret.is_proof("slave", self._nonce, nonce, proof):
+        if self._secret is None or self._proved or not self.is_ours:
+            raise ReplicationError("the slave gives a proof that it was not asked for")
+        if not self._secret.is_proof("slave", self._nonce, nonce, proof):
+            self.gave_wrong_proof = True
             raise ReplicationError("the slave does not know the secret (ha_secret_file)")
-        self._proved = True
+        self._proved, self.flow.heard_s = True, monotonic_s()
         self._answer(wire.talk(wire.PROOF, self._secret.proof("master", self._nonce, nonce)))
+        self._answer(self._hello(self._nonce.hex()).frame())
 
     def _digest(self, begin: int, end: int) -> None:
         """Answers with the digest of a range of the log in one file; an empty answer if the range is not readable."""

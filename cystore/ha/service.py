@@ -141,6 +141,13 @@ class Replication:
     def _follow(self, role: Role) -> int:
         masters = masters_of(role.master)
         master, slave = masters[self._place % len(masters)], self._slave
+        if slave is None and not self._config.ha_secret_file and not self._config.ha_tls_ca_file:
+            log.warning(
+                "%s: follows %s without a secret (ha_secret_file) and without TLS: a program that listens there in the "
+                "master's place gives this store any log",
+                self._commit_log.files.root,
+                role.master,
+            )
         if slave is None or (not slave.is_connected and slave.master != master):
             least_epoch, greeting_s = (0, None) if slave is None else (slave.epoch, slave.greeting_s)
             copied = CopiedLog(

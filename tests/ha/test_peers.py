@@ -386,7 +386,7 @@ def test_tls_carries_long_frames_in_few_appends(tmp_path, port, certificates, mo
 
 
 def test_a_port_beyond_this_host_needs_tls(tmp_path, port, caplog):
-    with cystore.open(tmp_path / "master", **masters(port, ha_listen_host="0.0.0.0")):
+    with cystore.open(tmp_path / "master", **masters(port, ha_listen_host="0.0.0.0", ha_allow_plain=False)):
         until(lambda: "no TLS on a connection beyond this host" in caplog.text)
         with pytest.raises(ConnectionError):
             socket.create_connection(("127.0.0.1", port))

@@ -81,8 +81,8 @@ COMMAND = Command(
         "well; one of them does the work, and another takes over when it ends."
     ),
     examples=(
-        "cystore replicate /var/lib/app/replica --from 10.0.0.5:10912 --set ha_tls_ca_file=/etc/app/ca.pem",
-        "cystore replicate /var/lib/app/replica --from 127.0.0.1:10912 --once",
+        "cystore replicate /var/lib/app/replica --from 10.0.0.5:10912 --config /etc/app/slave.toml",
+        "cystore replicate /var/lib/app/replica --from 127.0.0.1:10912 --set ha_secret_file=/etc/app/secret --once",
         "cystore replicate /var/lib/app/replica --from host-1:10912,host-2:10912  # whichever is the master",
     ),
     add_arguments=_add_arguments,

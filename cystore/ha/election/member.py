@@ -36,6 +36,7 @@ from cystore.ha.epochs.truncation import order_truncation, ordered_truncation
 from cystore.ha.facts.followed import FollowedFacts
 from cystore.ha.facts.shipment import GroupOffsets
 from cystore.ha.home import new_log_id
+from cystore.ha.link.secret import check_strangers
 from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
 from cystore.ha.role import (
@@ -132,6 +133,7 @@ class ElectedReplication:
         return Progress(done, more=not self._stopping())
 
     def _enter(self, role: Role) -> Keeper:
+        check_strangers(self._config)  # before this member can be elected
         self._bound_readers()
         self._look_at_place()
         lease_ms = self._config.ha_lease_ms

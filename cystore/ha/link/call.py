@@ -57,9 +57,18 @@ class MasterCall:
                     "the master does not answer a greeting, so it cannot prove that it knows the secret"
                 )
             return None
-        hello = Hello.parse(self.talk(wire.HELLO))
+        kind, data = self._frame()
         self.greeting_s = GREETING_S
-        self._prove(hello)
+        if kind == wire.CHALLENGE:
+            self._prove(data)
+            return Hello.parse(self.talk(wire.HELLO))
+        if kind != wire.HELLO:
+            raise ReplicationError(f"the master answered {kind} to {wire.HELLO}")
+        hello = Hello.parse(data)
+        if hello.nonce:  # a master of an earlier release
+            self._prove(bytes.fromhex(hello.nonce))
+        elif self._secret is not None:
+            raise ReplicationError("the master asks for no secret: set its ha_secret_file too")
         return hello
 
     def send(self, data: bytes) -> None:
@@ -69,11 +78,18 @@ class MasterCall:
 
     def talk(self, kind: int) -> bytes:
         """Receives the master's answer of a kind."""
-        offset, size = wire.HEADER.unpack(self._exactly(wire.HEADER.size))
-        wire.check_frame(offset, size)
-        if offset != kind:
-            raise ReplicationError(f"the master answered {offset} to {kind}")
-        return self._exactly(size)
+        answered, data = self._frame()
+        if answered != kind:
+            raise ReplicationError(f"the master answered {answered} to {kind}")
+        return data
+
+    def _frame(self) -> tuple[int, bytes]:
+        """Receives a frame without log bytes: (kind, content)."""
+        kind, size = wire.HEADER.unpack(self._exactly(wire.HEADER.size))
+        wire.check_frame(kind, size)
+        if kind >= 0:
+            raise ReplicationError(f"the master sends its log from {kind} on before it was asked")
+        return kind, self._exactly(size)
 
     def _exactly(self, count: int) -> bytes:
         """Receives `count` bytes. The time limit is for all of them, however slowly they arrive."""
@@ -87,15 +103,11 @@ class MasterCall:
             got += piece
         return bytes(got)
 
-    def _prove(self, hello: Hello) -> None:
-        """Each side proves to its peer that it knows the secret."""
-        if not hello.nonce:
-            if self._secret is not None:
-                raise ReplicationError("the master asks for no secret: set its ha_secret_file too")
-            return
+    def _prove(self, masters: bytes) -> None:
+        """Each side proves to its peer that it knows the secret; `masters` is the master's nonce."""
         if self._secret is None:
             raise ReplicationError("the master asks for a secret: set ha_secret_file")
-        masters, mine = bytes.fromhex(hello.nonce), secrets.token_bytes(wire.NONCE_BYTES)
+        mine = secrets.token_bytes(wire.NONCE_BYTES)
         self.send(wire.REPORT.pack(wire.PROOF) + mine + self._secret.proof("slave", masters, mine))
         if not self._secret.is_proof("master", masters, mine, self.talk(wire.PROOF)):
             raise ReplicationError("the master does not know the secret (ha_secret_file)")

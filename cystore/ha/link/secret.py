@@ -68,6 +68,23 @@ def check_unencrypted(config: StoreConfig, made: socket.socket, *, peer: bool) -
         )
 
 
+def check_strangers(config: StoreConfig) -> None:
+    """Raises StoreConfigError for a master that could not tell its slaves from other programs, unless ha_allow_plain is
+    set. A loopback address is no protection: every user of the host can connect to it."""
+    if not (config.ha_allow_plain or config.ha_secret_file or asks_for_certificates(config)):
+        raise StoreConfigError(
+            "ha_listen_port needs ha_secret_file: without a secret every program that can connect, of any user of this "
+            "host, reads the whole log and acknowledges replicated puts. Make one for master and slaves: "
+            "(umask 077; openssl rand -hex 32 > FILE). For slaves in a JVM, which know no secret, set "
+            "ha_allow_plain=True"
+        )
+
+
+def asks_for_certificates(config: StoreConfig) -> bool:
+    """Whether a master serves slaves with a certificate of its CA only."""
+    return bool(config.ha_tls_certificate_file and config.ha_tls_ca_file)
+
+
 def masters_context(config: StoreConfig) -> ssl.SSLContext | None:
     """TLS of a master; with ha_tls_ca_file, a slave needs a certificate from that CA. None without the setting."""
     if not config.ha_tls_certificate_file:

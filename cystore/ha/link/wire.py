@@ -49,6 +49,8 @@ DIGEST = -3  # slave: a RANGE of the log; master: the SHA-256 of these bytes, em
 JOIN = -4  # slave: LENGTH and Join, as a member of the master's group; master: a frame of Joined
 FACTS = -5  # slave: "send what follows besides the log"; master: frames of facts between those of the log
 CONFIRMED = -6  # elected master, to a plain slave that asked for facts: the confirmed position, a REPORT
+# Master with a secret, to HELLO: its nonce. Its Hello follows its own PROOF: a stranger learns nothing of the log.
+CHALLENGE = -7
 
 NONCE_BYTES = PROOF_BYTES = DIGEST_BYTES = 32
 DIGEST_RANGE_MAX = 8 << 20
@@ -61,9 +63,9 @@ FRAME_BYTES_MAX = 64 << 20  # of log in one frame; RocketMQ's slave takes no mor
 
 @dataclass(frozen=True)
 class Hello:
-    """The greeting of a cystore master, about its log. `nonce`: hexadecimal, empty if it asks for no secret. `epoch`: 0
-    if it was not elected. `home`: the id of the log for Celery, empty from earlier releases. `facts`: it ships them to
-    a slave that asks (FACTS)."""
+    """The greeting of a cystore master, about its log. `nonce`: hexadecimal, that of its CHALLENGE (a master of an
+    earlier release sends none); empty if it asks for no secret. `epoch`: 0 if it was not elected. `home`: the id of
+    the log for Celery, empty from earlier releases. `facts`: it ships them to a slave that asks (FACTS)."""
 
     store_id: str
     min_physical_offset: int
@@ -170,5 +172,5 @@ def talk(kind: int, data: bytes) -> bytes:
 def check_frame(offset: int, size: int) -> None:
     """Raises ReplicationError for a header that a master never sends."""
     most = FRAME_BYTES_MAX if offset >= 0 else FACTS_BYTES_MAX if offset == FACTS else TALK_BYTES_MAX
-    if offset < CONFIRMED or offset >= 1 << 62 or not 0 <= size <= most:
+    if offset < CHALLENGE or offset >= 1 << 62 or not 0 <= size <= most:
         raise ReplicationError(f"the master sent a frame of {size} bytes at offset {offset}")

@@ -1,4 +1,4 @@
-"""Logging of an error that comes again with every try."""
+"""Logging of lines that come again and again: of an error with every try, or of strangers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from cystore.clock import monotonic_s
 from cystore.errors import StoreFullError, StoreMovedError, StorePermissionError, StoreResourceError
 
 AGAIN_S = 60.0
+KINDS_MOST = 16
 # The cause lies outside of this program; a traceback adds nothing.
 EXPECTED = (StoreFullError, StoreMovedError, StorePermissionError, StoreResourceError)
 
@@ -42,3 +43,32 @@ class Trouble:
     def over(self) -> None:
         """Called after a try that succeeded: the next error with a traceback is logged again."""
         self._reported = ""
+
+
+class RareLines:
+    """Log lines that other programs cause, as often as they like: a few of each kind in a minute, of `KINDS_MOST` kinds
+    at most. A line says how many were left out before it."""
+
+    def __init__(self) -> None:
+        self._begun_s = monotonic_s()
+        self._told: dict[str, int] = {}
+        self._left_out = 0
+
+    def tell(self, log: logging.Logger, level: int, kind: str, most: int, text: str, *words: object) -> bool:
+        """Logs the line, if the minute had fewer than `most` of this kind. Returns whether it logged."""
+        if not log.isEnabledFor(level):
+            return False
+        now_s = monotonic_s()
+        if now_s - self._begun_s >= AGAIN_S:
+            self._begun_s = now_s
+            self._told.clear()
+        told = self._told.get(kind, 0)
+        if told >= most or (not told and len(self._told) >= KINDS_MOST):
+            self._left_out += 1
+            return False
+        self._told[kind] = told + 1
+        left_out, self._left_out = self._left_out, 0
+        if left_out:
+            text += f" ({left_out} lines of this sort were left out before)"
+        log.log(level, text, *words, stacklevel=2)
+        return True

@@ -121,8 +121,9 @@ def test_a_worker_that_serves_no_slaves_says_so(url, tmp_path, caplog):
 
     assert f"{named} has no effect" in opened(named)
     assert "has no effect" not in opened("flush=async")
-    assert "has no effect" not in opened(f"{named}&services=all")
-    with cystore.open(url.removeprefix("cystore://"), services=["ha"], ha_listen_port=free_port()) as beside:
+    assert "has no effect" not in opened(f"{named}&ha_allow_plain=true&services=all")
+    serves = {"services": ["ha"], "ha_listen_port": free_port(), "ha_allow_plain": True}
+    with cystore.open(url.removeprefix("cystore://"), **serves) as beside:
         wait_until(lambda: is_replicated(beside.path), "the other process replicates")
         assert "has no effect" not in opened(named)
 

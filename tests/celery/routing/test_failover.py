@@ -51,6 +51,7 @@ class Hosts:
         """The process that replicates a store: `cystore ha run`."""
         settings = {
             "broker_role": "elected", "ha_group": GROUP, "ha_member": member, "ha_listen_port": free_port(),
+            "ha_allow_plain": "true",
             "ha_etcd_endpoints": self._etcd.url, "ha_lease_ms": LEASE_MS, "ha_in_sync_lag_ms": 500,
             "mapped_file_size_commit_log_bytes": DEFAULTS["mapped_file_size_commit_log_bytes"],
         }  # fmt: skip

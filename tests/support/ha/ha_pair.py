@@ -32,6 +32,7 @@ def masters(port: int, **more: Any) -> dict[str, Any]:
         "services": "all",
         "broker_role": "async_master",
         "ha_listen_port": port,
+        "ha_allow_plain": True,
         **more,
     }
 
@@ -46,6 +47,7 @@ def members(etcd_url: str, name: str, **more: Any) -> dict[str, Any]:
         "ha_group": "g",
         "ha_member": name,
         "ha_listen_port": free_port(),
+        "ha_allow_plain": True,
         "ha_etcd_endpoints": etcd_url,
         **more,
     }
