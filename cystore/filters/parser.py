@@ -3,13 +3,14 @@ an error."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import lark
 
 from cystore.errors import FilterError
 from cystore.filters import nodes
-from cystore.filters.nodes import Node, wrong
+from cystore.filters.nodes import DEPTH_MAX, Node, wrong
 
 # RocketMQ's tokens and rules (SelectorParser.jj). NOT binds closer than a comparison: NOT a = 1 is (NOT a) = 1.
 GRAMMAR = r"""
@@ -29,7 +30,7 @@ start: either
     | comparison _NOT _IN "(" TEXT ("," TEXT)* ")" -> not_within
 ?unary: primary
     | "+" unary -> plus
-    | "-" unary -> negative
+    | _MINUS unary -> negative
     | _NOT unary -> negation
 ?primary: TEXT -> text
     | WHOLE -> whole
@@ -38,6 +39,7 @@ start: either
     | NAME -> name
     | "(" either ")"
 
+_MINUS: "-" | "\ue000"
 ORDER: />=|<=|>|<(?!>)/
 _NOT.2: /[Nn][Oo][Tt](?![A-Za-z0-9_$])/
 _AND.2: /[Aa][Nn][Dd](?![A-Za-z0-9_$])/
@@ -132,13 +134,66 @@ def _unquoted(token: str) -> str:
     return token[1:-1].replace("''", "'")
 
 
+# The parts that may contain a minus: texts and comments. Each one goes on to the end if it is not ended, so that no
+# character is looked at twice.
+_TEXT, _COMMENT = r"'(?:''|[^'])*'?", r"/\*(?:[^*]|\*(?!/))*(?:\*/)?"
+_MINUS = "\ue000"  # stands for a minus where no comment can begin; an expression has it only in texts
+_PARTS = re.compile(rf"{_TEXT}|{_COMMENT}|--[^\n\r]*(?:[\n\r]|\Z)|{_MINUS}")
+_PARTS_OF_LAST_LINE = re.compile(rf"{_TEXT}|{_COMMENT}|[-{_MINUS}]")
+_NEXT = re.compile(
+    rf"(?P<nests>{_MINUS}|-(?!-)|[Nn][Oo][Tt](?![A-Za-z0-9_$]))"
+    rf"|(?P<between>[ \t\n\r\f+(]+|--[^\n\r]*[\n\r]|{_COMMENT})"
+    rf"|{_TEXT}|[A-Za-z0-9_$.]+|.",
+    re.DOTALL,
+)
+
+
+def _prepared(expression: str) -> str:
+    """The expression for the grammar, character by character, in linear time. `--` begins a comment only if the line
+    has an end (SelectorParser.jj). Each other one is two signs, but a lexer would look for that end at each of them.
+    Raises FilterError."""
+
+    for part in _PARTS.finditer(expression):
+        if part[0] == _MINUS:
+            raise wrong(f"{nodes.shown(expression[part.start() :])!r} cannot be read", part.start())
+        if part[0].startswith("--") and part[0][-1] not in "\n\r":
+            return expression[: part.start()] + _last_line(expression, part.start())
+    return expression
+
+
+def _last_line(expression: str, begin: int) -> str:
+    """The expression from `begin` on, behind which no line ends, with a mark for each minus."""
+    pieces, at = [], begin
+    for part in _PARTS_OF_LAST_LINE.finditer(expression, begin):
+        if part[0] == _MINUS:
+            raise wrong(f"{nodes.shown(expression[part.start() :])!r} cannot be read", part.start())
+        if part[0] == "-":
+            pieces += expression[at : part.start()], _MINUS
+            at = part.end()
+    return "".join([*pieces, expression[at:]])
+
+
+def _check_depth(expression: str) -> None:
+    """Raises FilterError if more than DEPTH_MAX signs and NOTs stand before one part: each is a part of its own."""
+    depth = 0
+    for part in _NEXT.finditer(expression):
+        if part["nests"]:
+            depth += 1
+        elif not part["between"]:
+            if depth > DEPTH_MAX:
+                raise wrong(f"nested more than {DEPTH_MAX} deep", part.start())
+            depth = 0
+
+
 _parser = lark.Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=_Build())
 
 
 def parse(expression: str) -> Node:
     """The expression's outermost part. Raises FilterError."""
+    prepared = _prepared(expression)
+    _check_depth(prepared)
     try:
-        parsed = _parser.parse(expression)
+        parsed = _parser.parse(prepared)
     except lark.exceptions.VisitError as error:
         if isinstance(error.orig_exc, FilterError):
             raise error.orig_exc from None

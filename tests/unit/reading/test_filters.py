@@ -4,9 +4,11 @@ and compared with a plain choice."""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -193,6 +195,43 @@ def test_deep_parentheses_and_long_chains_are_no_trouble():
     assert SqlFilter(" AND ".join(["a = 1"] * 5000)).matches({"a": "1"})
     assert not SqlFilter(" OR ".join(["a = 2"] * 5000)).matches({"a": "1"})
     assert SqlFilter("a IN (" + ", ".join(f"'{n}'" for n in range(5000)) + ")").matches({"a": "4999"})
+
+
+LONG = {
+    "signs": "a > " + "-" * 60_000 + "1", "signs and blanks": "a > " + "- " * 30_000 + "1", "only signs": "-" * 60_000,
+    "pairs of signs": "a = 1" + " OR a = --1" * 5_000, "NOT": "NOT " * 15_000 + "a", "parentheses": "(" * 60_000,
+    "plus": "a > " + "+" * 60_000 + "1", "begins of comments": "a = 1 " + "/*" * 30_000, "text": "a = '" + "-" * 60_000,
+    "text and signs": "a = '" + "--" * 30_000 + "' OR a = --1", "nested": "-NOT(" * 12_000 + "a",
+    "comments": "a = 1\n" + "-- \n" * 15_000 + "OR a = --1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_long_expression_takes_time_in_line_with_its_length(kind):
+    """Seen: 60,000 signs took 18 s, because the end of a comment was looked for at each of them."""
+    begin = time.process_time()
+    with contextlib.suppress(FilterError):
+        SqlFilter(LONG[kind])
+    assert time.process_time() - begin < 5
+
+
+def test_signs_are_no_comment_in_a_line_without_an_end():
+    for one in (
+        "a = --1",
+        "a = - -1",
+        "b = '--' OR a = --1",
+        "a = 2 -- b\n OR a = --1",
+        "a = /* -- */ 1",
+        "a = -- \n1",
+    ):
+        assert SqlFilter(one).matches({"a": "1"}), one
+        assert not SqlFilter(one).matches({"a": "-1"}), one
+    assert SqlFilter("a = '\ue000--' AND b > --0").matches({"a": "\ue000--", "b": "1"})
+    assert SqlFilter("a = --1 AND b = '\ue000-'").matches({"a": "1", "b": "\ue000-"})
+    for one, at in (("a = --1\n", 8), ("a = \ue0001", 4), ("a = --1 \ue000", 8), ("a = 1 AND ---", 13)):
+        with pytest.raises(FilterError) as caught:
+            SqlFilter(one)
+        assert caught.value.position == at, one
 
 
 def test_a_compiled_filter_travels_and_compares():
