@@ -18,6 +18,7 @@ from cystore.errors import (
 )
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+FULL_BYTES = 64 << 10  # others may have freed a block meanwhile
 _NO_RESOURCE = {
     errno.EMFILE: "this process has no descriptor left (`ulimit -n`)",
     errno.ENFILE: "this host has no descriptor left",
@@ -54,11 +55,25 @@ def sorted_error(error: OSError, path: Path | str) -> StoreError:
         return StoreIOError("this is not a folder, where the store needs one; move it away", path=found)
     if code == errno.EISDIR:
         return StoreIOError("this is a folder, where the store needs a file; move it away", path=path)
-    if code in _NO_SPACE:
+    if code in _NO_SPACE or (code == errno.EFAULT and _is_full(path)):
         return StoreFullError("no space left on the disk; make space, then appends work again", path=path)
     if code in _NO_RESOURCE:
         return StoreResourceError(f"{text}: {_NO_RESOURCE[code]}; nothing changed, try again", path=path)
+    if code == errno.EFAULT:
+        return StoreIOError(
+            "a page of the mapped file cannot be had: its disk failed, or the file was cut; `cystore verify` tells",
+            path=path,
+        )
     return StoreIOError(f"{text}", path=path)
+
+
+def _is_full(path: Path | str) -> bool:
+    """Whether the disk has no free block. The kernel says only "bad address" when a page of a mapped file got none."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < FULL_BYTES
 
 
 def lacks_descriptor(error: StoreResourceError) -> bool:

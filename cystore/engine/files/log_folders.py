@@ -233,26 +233,44 @@ def _held_here(path: Path) -> Iterator[Path]:
 def read_listed(root: Path) -> Listed | None:
     """The list of a store's folders; None without one. Raises StoreFormatError."""
     path = root / "config" / FILE
+    copy = path.with_name(f"{FILE}.bak")
     data = files.read_if_there(path) if path.exists() else None
-    if not data:  # `make` leaves an empty file if the list was removed under it
-        if files.read_if_there(path.with_name(f"{FILE}.bak")):
-            raise StoreFormatError(
-                f"the list of the log's folders is lost; put its last good copy, {FILE}.bak, in its place",
-                path=path,
-            )
+    copied = None if data else files.read_if_there(copy)
+    if not data and not copied:  # `make` leaves an empty file if the list was removed under it
         return None
     try:
-        content = parse(data)
-        log_id, found = content["id"], {str(name): new is True for name, new in content["folders"]}
-        if type(log_id) is not str or next(iter(found)) != LOG_FOLDER:
-            raise ValueError("the first folder is not the store's own")
-        StoreConfig(store_path_commit_log=",".join(found))
+        if data:
+            return _listed(data)
+        problem: Exception | None = None
     except (ValueError, KeyError, TypeError, StopIteration) as error:
-        raise StoreFormatError(
-            f"the list of the log's folders cannot be read ({error}); its last good copy is {FILE}.bak",
-            path=path,
-        ) from error
+        problem = error
+    what = "is lost" if problem is None else f"cannot be read ({problem})"
+    raise StoreFormatError(f"the list of the log's folders {what}; {_way_out(copy)}", path=path) from problem
+
+
+def _listed(data: bytes) -> Listed:
+    """The list in the bytes of a file. Raises ValueError, KeyError, TypeError, StopIteration."""
+    content = parse(data)
+    log_id, found = content["id"], {str(name): new is True for name, new in content["folders"]}
+    if type(log_id) is not str or next(iter(found)) != LOG_FOLDER:
+        raise ValueError("the first folder is not the store's own")
+    StoreConfig(store_path_commit_log=",".join(found))
     return Listed(log_id, found)
+
+
+def _way_out(copy: Path) -> str:
+    """What an operator can do about a list that is lost or damaged; looks at the copy first."""
+    data = files.read_if_there(copy)
+    try:
+        _listed(data or b"")
+    except (ValueError, KeyError, TypeError, StopIteration):
+        what = "cannot be read either" if data else "is missing, too"
+        return (
+            f"its copy, {copy.name}, {what}. Move both away, and name in store_path_commit_log, or in "
+            "read_only_commit_log_store_paths, every folder that has files of this log (its neighbour "
+            f"FOLDER{NEIGHBOUR}/{MARK} names this store): the next open for writing makes the list anew"
+        )
+    return f"put its last good copy, {copy.name}, in its place"
 
 
 def read_mark(room: Path) -> Mark | None:

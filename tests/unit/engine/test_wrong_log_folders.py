@@ -299,6 +299,49 @@ def test_who_changes_nothing_is_told_that_the_list_is_lost(path, others, capsys)
         check_cleaned(store, put)
 
 
+@pytest.mark.parametrize("copy", ["damaged", "empty", "gone"])
+@pytest.mark.parametrize("lost", ["damaged", "gone"])
+def test_a_list_without_a_good_copy_is_made_anew_as_the_error_says(path, others, lost, copy):
+    """Seen: the error recommended the copy, which was damaged too."""
+    with open_small(path, **several(others)) as store:
+        put = filled(store)
+    listed = path / "config" / "log_folders.json"
+    copied = listed.with_name(f"{listed.name}.bak")
+    for file, how in ((listed, lost), (copied, copy)):
+        file.write_bytes(b"{" if how == "damaged" else b"")
+        if how == "gone":
+            file.unlink()
+    if lost == "gone" and copy != "damaged":
+        return  # the marks say it all: see above
+    for read_only in (True, False):
+        with pytest.raises(cystore.StoreFormatError) as caught:
+            open_small(path, read_only=read_only)
+        assert (
+            "cannot be read either" in str(caught.value)
+            if copy == "damaged"
+            else "is missing, too" in str(caught.value)
+        )
+        assert "in its place" not in str(caught.value) and "Move both away" in str(caught.value)
+    listed.unlink(missing_ok=True)
+    copied.unlink(missing_ok=True)
+    with open_small(path, **several(others)) as store:
+        check_cleaned(store, put)
+
+
+def test_a_damaged_list_with_a_good_copy_is_put_back_as_the_error_says(path, others):
+    with open_small(path, **several(others)) as store:
+        put = filled(store)
+    listed = path / "config" / "log_folders.json"
+    listed.write_bytes(b"{")
+    with pytest.raises(
+        cystore.StoreFormatError, match=r"put its last good copy, log_folders.json.bak, in its place"
+    ):
+        open_small(path)
+    shutil.copy(f"{listed}.bak", listed)
+    with open_small(path) as store:
+        check_cleaned(store, put)
+
+
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("lost", ["gone", "empty"])
 @pytest.mark.parametrize("retires", [True, False])

@@ -11,6 +11,7 @@ from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.pages import read_pages, write_zeros
 from cystore.system.files import write_zeros_ahead
 from cystore.system.ranges.pages_ahead import PagesAhead
+from tests.support.disks.small_disk import on_small_disk
 
 BEGIN, END, LENGTH = 100_000, 300_001, 400_000
 
@@ -62,3 +63,35 @@ def test_pages_that_cannot_be_read_end_nothing(tmp_path):
     ):
         read_pages(file.fileno(), 0, 1000)
     assert raised.value.errno == errno.EBADF
+
+
+FULL = """
+import os, sys
+from pathlib import Path
+from cystore._native.memory.mapping import MappedFile
+from cystore.errors import StoreError
+from cystore.system.files import translated
+path = Path(sys.argv[1]) / "sparse"
+with open(path, "w+b") as file:
+    file.truncate(1 << 20)
+    mapped = MappedFile.of(file.fileno(), path, 0, 1 << 20)
+with open(path.with_name("rest"), "wb", buffering=0) as rest:
+    try:
+        while True:
+            rest.write(bytes(4096))
+    except OSError:
+        pass
+    for free in (True, False):
+        try:
+            with translated(path):
+                mapped.populate(0, 1 << 20)
+        except StoreError as error:
+            print(type(error).__name__, error.path == path)
+        rest.truncate(0)
+        os.truncate(path, 0)
+"""
+
+
+def test_a_page_without_a_block_is_a_full_disk_and_a_cut_file_is_not(tmp_path):
+    """Seen: a put on a disk without a free block raised StoreIOError "Bad address"."""
+    assert on_small_disk("3m", tmp_path, FULL).split() == ["StoreFullError", "True", "StoreIOError", "True"]
