@@ -18,6 +18,8 @@ from cystore.operate.output import write_line, write_note
 from cystore.system import ownership
 from cystore.system.store_lock import StoreLocks
 
+Settings = dict[str, tuple[Any, str]]  # name: value and source
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -50,6 +52,7 @@ def _run(args: argparse.Namespace) -> int:
     needed = {name: value for name, value in changes.items() if name in LOG_PATHS}
     if not changes.get(POOL_ENABLE, True):
         needed[POOL_ENABLE] = False
+    before = sources(config, read_facts(args.path)[0])
     if needed:
         _change_closed(args.path, config, needed)
     if changes or args.resume_cleaning or args.end_archive:
@@ -59,12 +62,27 @@ def _run(args: argparse.Namespace) -> int:
                 write_note("the store has no archive")
             if args.resume_cleaning and not store.resume_cleaning():
                 write_note("cleaning was not paused")
-    for name, (value, source) in sources(config, read_facts(args.path)[0]).items():
-        if args.json:
-            write_line(json.dumps({"name": name, "value": value, "source": source}))
-        else:
-            write_line(f"{name} = {value}  ({source})")
+        for name, value in given:
+            if name not in changes:
+                write_note(f"{name}={value} holds for this command alone: the store keeps no value of it")
+        _write_settings(
+            {name: before[name] for name in changes}, sources(config, read_facts(args.path)[0]), args
+        )
+    else:
+        _write_settings(before, before, args)
     return OK
+
+
+def _write_settings(before: Settings, settings: Settings, args: argparse.Namespace) -> None:
+    """Writes the settings that `before` names, and what they were."""
+    for name, old in before.items():
+        value, source = settings[name]
+        if args.json:
+            more = {} if before is settings else {"before": old[0]}
+            write_line(json.dumps({"name": name, "value": value, "source": source, **more}))
+        else:
+            change = "" if settings[name] == old else f", before: {old[0]} ({old[1]})"
+            write_line(f"{name} = {value}  ({source}){change}")
 
 
 def _change_closed(root: Path, config: StoreConfig, changes: dict[str, Any]) -> None:
@@ -91,7 +109,7 @@ COMMAND = Command(
     "the environment, the TOML\n"
     "file (--config, or the one that CYSTORE_CONFIG names), or default. With --set it changes the store's "
     "retention policy, also for\n"
-    "the processes that have the store open.",
+    "the processes that have the store open, and writes only what it changed.",
     examples=(
         "cystore config /var/lib/app/store",
         "CYSTORE_FLUSH_DISK_TYPE=sync cystore config /var/lib/app/store",

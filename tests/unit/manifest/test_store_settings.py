@@ -68,14 +68,23 @@ def test_config_shows_and_changes_the_stores_settings(tmp_path, capsys):
     path = str(tmp_path / "s")
     open_small(path).close()
     assert main(["config", path, "--set", "file_reserved_time_h=24", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {"name": "file_reserved_time_h", "value": 24, "source": "store", "before": 72}
+    assert main(["config", path, "--json"]) == 0
     rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert (rows["file_reserved_time_h"]["value"], rows["file_reserved_time_h"]["source"]) == (24, "store")
     assert (rows["delete_when"]["value"], rows["delete_when"]["source"]) == ("04", "store")
     assert (rows["message_index_enable"]["value"], rows["message_index_enable"]["source"]) == (True, "store")
     assert main(["config", path]) == 0
     assert "file_reserved_time_h = 24  (store)" in capsys.readouterr().out
+    assert main(["config", path, "--set", "file_reserved_time_h=24"]) == 0
+    assert capsys.readouterr().out == "file_reserved_time_h = 24  (store)\n"
+    assert main(["config", path, "--set", "delete_when=05", "--set", "max_queues=8"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "delete_when = 05  (store), before: 04 (store)\n"
+    assert "max_queues=8 holds for this command alone" in said.err
     assert main(["config", path, "--unset", "file_reserved_time_h"]) == 0
-    assert "file_reserved_time_h = 72  (default)" in capsys.readouterr().out
+    assert capsys.readouterr().out == "file_reserved_time_h = 72  (default), before: 24 (store)\n"
 
 
 def test_config_refuses_what_it_cannot_change(tmp_path, capsys):
