@@ -19,7 +19,7 @@ def delayed(command, path):
 
 def test_a_delayed_message_waits_and_info_says_so(command, store_path):
     where = command.ok(
-        "put", store_path, "orders", "--delay-level", 2, "--queue", 3, *SETTINGS, stdin=b"later"
+        "put", store_path, "orders", "--create", "--delay-level", 2, "--queue", 3, *SETTINGS, stdin=b"later"
     )
     assert where.startswith("SCHEDULE_TOPIC_XXXX/1@0")
     command.ok("put", store_path, "orders", "--delay-level", 3, "--lines", *SETTINGS, stdin=b"a\nb\n")

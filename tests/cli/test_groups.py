@@ -56,6 +56,15 @@ def test_reset_offset_moves_the_group(command, store_path_with_groups):
         assert store.groups.offset("billing", "alpha", 0) == 0
         assert command.run("reset-offset", path, "billing", "alpha", "--to-ms", 1).returncode == 0
         assert sum(store.groups.offsets("billing").values()) == 0
+    missing = command.run("reset-offset", path, "biling", "alpha", "--first")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "no such group: biling; --create begins it" in missing.stderr
+    assert "billing" in missing.stderr
+    with cystore.open(path) as store:
+        assert "biling" not in store.groups.names()
+        command.ok("reset-offset", path, "shipping", "alpha", "--last", "--create")
+        assert store.groups.offsets("shipping")
+        assert store.groups.lags()["shipping"] == 0
     unknown = command.run("reset-offset", path, "billing", "nothing", "--first")
     assert unknown.returncode == 2
     assert "no queue" in unknown.stderr

@@ -98,13 +98,13 @@ def test_every_command_takes_settings_and_names_a_wrong_one(command, tmp_path, n
 def test_a_file_of_settings(command, store_path, tmp_path):
     path = tmp_path / "settings.toml"
     path.write_text("[cystore]\n" + "".join(f"{name} = {value}\n" for name, value in SMALL.items()))
-    command.ok("put", store_path, "t", "--config", path, stdin=b"body")
+    command.ok("put", store_path, "t", "--create", "--config", path, stdin=b"body")
     assert (store_path / "commitlog" / ("0" * 20)).stat().st_size == SMALL[
         "mapped_file_size_commit_log_bytes"
     ]
     other = store_path.with_name("other")
     more = ["--set", "mapped_file_size_commit_log_bytes=65536", "--set", "max_message_size_bytes=1000"]
-    command.ok("put", other, "t", "--config", path, *more, stdin=b"body")
+    command.ok("put", other, "t", "--create", "--config", path, *more, stdin=b"body")
     assert (other / "commitlog" / ("0" * 20)).stat().st_size == 65536
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_settings(command, store_path, tmp_path, text):
 
 def test_an_error_names_path_and_remedy(command, store_path):
     with cystore.open(store_path, exclusive=True, **SMALL):
-        done = command.run("put", store_path, "t", stdin=b"")
+        done = command.run("put", store_path, "t", stdin=b"x")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert str(store_path) in line
@@ -197,7 +197,7 @@ def test_output_that_cannot_be_written(command, store_path, name):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_it_with_the_store_closed(command, store_path, number, status):
-    with command.start("put", store_path, "t", "--lines", *settings(SMALL)) as process:
+    with command.start("put", store_path, "t", "--create", "--lines", *settings(SMALL)) as process:
         process.stdin.write(b"one\n")
         process.stdin.flush()
         assert process.stdout.readline().startswith(b"t/0@0 ")
@@ -233,7 +233,9 @@ def test_any_locale(command, store_path):
 
 def test_closed_streams(command, store_path):
     """Whatever is opened next must not take their place."""
-    words = shlex.join([*command.words, "put", str(store_path), "t", "--json", *settings(SMALL)])
+    words = shlex.join(
+        [*command.words, "put", str(store_path), "t", "--create", "--allow-empty", "--json", *settings(SMALL)]
+    )
     for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
         done = subprocess.run(
             f"{words} {closed}", shell=True, env=command.environment, capture_output=True, timeout=60

@@ -36,7 +36,7 @@ def test_one_message_with_everything(command, store_path):
         "--property",
         "d=e",
     ]
-    (put,) = command.json_lines("put", store_path, "orders", *arguments, *SETTINGS, stdin=body)
+    (put,) = command.json_lines("put", store_path, "orders", "--create", *arguments, *SETTINGS, stdin=body)
     assert sorted(put) == ["physical_offset", "queue_offset", "size_bytes", "store_timestamp_ms"]
     with cystore.open(store_path, read_only=True) as store:
         (message,) = store.get("orders", 3, 0).messages
@@ -45,7 +45,7 @@ def test_one_message_with_everything(command, store_path):
 
 
 def test_a_new_store_is_announced(command, store_path):
-    first = command.run("put", store_path, "orders", *SETTINGS, stdin=b"one")
+    first = command.run("put", store_path, "orders", "--create", *SETTINGS, stdin=b"one")
     assert first.stderr == f"cystore: made a new store in {store_path}\n"
     second = command.run("put", store_path, "orders", *SETTINGS, stdin=b"two")
     assert (second.returncode, second.stderr) == (0, "")
@@ -53,9 +53,41 @@ def test_a_new_store_is_announced(command, store_path):
     assert [body for body, *_ in stored(store_path, "orders")] == [b"one", b"two"]
 
 
-def test_empty_input_is_an_empty_message(command, store_path):
-    command.ok("put", store_path, "orders", *SETTINGS)
+@pytest.mark.parametrize("arguments", [(), ("--lines",), ("--json", "--set", "create=true")])
+@pytest.mark.parametrize("there", ["nothing", "an empty folder", "a file", "a folder of others"])
+def test_a_path_without_a_store_is_refused_and_stays(command, tmp_path, arguments, there):
+    path = tmp_path / "misspelt" / "store"
+    path.parent.mkdir()
+    if there == "a file":
+        path.write_bytes(b"mine")
+    elif there != "nothing":
+        path.mkdir()
+    if there == "a folder of others":
+        (path / "notes").write_bytes(b"mine")
+    before = sorted(tmp_path.rglob("*"))
+    done = command.run("put", path, "orders", *arguments, *SETTINGS, stdin=b"one\n")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert str(path) in done.stderr
+    assert ("there is no store here; --create makes one" in done.stderr) is (
+        there in ("nothing", "an empty folder")
+    )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_create_makes_folders_too(command, tmp_path):
+    path = tmp_path / "new" / "store"
+    command.ok("put", path, "orders", "--create", *SETTINGS, stdin=b"one")
+    assert [body for body, *_ in stored(path, "orders")] == [b"one"]
+
+
+def test_empty_input_is_refused_unless_it_is_wanted(command, store_path):
+    refused = command.run("put", store_path, "orders", "--create", *SETTINGS)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "standard input is empty, nothing is appended; --allow-empty" in refused.stderr
+    assert not store_path.exists()
+    command.ok("put", store_path, "orders", "--create", "--allow-empty", *SETTINGS)
     assert [body for body, *_ in stored(store_path, "orders")] == [b""]
+    assert command.run("put", store_path, "orders", *SETTINGS).returncode == 2
     assert command.json_lines("put", store_path, "orders", "--lines", *SETTINGS) == []
     assert len(stored(store_path, "orders")) == 1
 
@@ -63,7 +95,7 @@ def test_empty_input_is_an_empty_message(command, store_path):
 def test_each_line_is_a_message(command, store_path):
     lines = [b"first", b"", b"\xff\x00\r", "letzte Zeile ä".encode()]
     puts = command.json_lines(
-        "put", store_path, "orders", "--lines", "--tag", "t", *SETTINGS, stdin=b"\n".join(lines)
+        "put", store_path, "orders", "--create", "--lines", "--tag", "t", *SETTINGS, stdin=b"\n".join(lines)
     )
     assert [put["queue_offset"] for put in puts] == [0, 1, 2, 3]
     assert [body for body, *_ in stored(store_path, "orders")] == lines
@@ -72,7 +104,7 @@ def test_each_line_is_a_message(command, store_path):
 def test_many_long_lines(command, store_path):
     lines = [str(number).encode() * (number % 3000) for number in range(2000)]
     puts = command.json_lines(
-        "put", store_path, "orders", "--lines", *SETTINGS, stdin=b"\n".join(lines) + b"\n"
+        "put", store_path, "orders", "--create", "--lines", *SETTINGS, stdin=b"\n".join(lines) + b"\n"
     )
     assert len(puts) == 2000
     with cystore.open(store_path, read_only=True) as store:
@@ -80,7 +112,7 @@ def test_many_long_lines(command, store_path):
 
 
 def test_a_line_is_appended_when_it_comes(command, store_path):
-    with command.start("put", store_path, "orders", "--lines", "--json", *SETTINGS) as process:
+    with command.start("put", store_path, "orders", "--create", "--lines", "--json", *SETTINGS) as process:
         for number in range(3):
             process.stdin.write(f"line {number}\n".encode())
             process.stdin.flush()
@@ -112,7 +144,7 @@ def test_into_a_store_in_use(command, store_path):
     ],
 )
 def test_what_cannot_be_stored(command, store_path, arguments, says):
-    done = command.run("put", store_path, *arguments, *SETTINGS, stdin=b"body")
+    done = command.run("put", store_path, "--create", *arguments, *SETTINGS, stdin=b"body")
     assert (done.returncode, done.stdout) == (2, "")
     error = done.stderr.splitlines()[-1]
     assert error.startswith("cystore put: error: ")
@@ -121,7 +153,7 @@ def test_what_cannot_be_stored(command, store_path, arguments, says):
 
 def test_lines_before_one_that_is_too_long_are_kept_and_reported(command, store_path):
     with command.start(
-        "put", store_path, "orders", "--lines", "--set", "max_message_size_bytes=10", *SETTINGS
+        "put", store_path, "orders", "--create", "--lines", "--set", "max_message_size_bytes=10", *SETTINGS
     ) as process:
         process.stdin.write(b"short\n")
         process.stdin.flush()

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import cystore
 from cystore.engine.inspect.recognize import is_store
@@ -39,6 +40,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sync: return only when the message is durable (default: the setting flush_disk_type)",
     )
     parser.add_argument("--lines", action="store_true", help="each line is a message, appended as it comes")
+    parser.add_argument(
+        "--create", action="store_true", help="make the store, and its folders, if it does not exist"
+    )
+    parser.add_argument("--allow-empty", action="store_true",
+                        help="append an empty message if standard input is empty (default: an error)")  # fmt: skip
     add_json(parser, "one JSON object for each message appended")
 
 
@@ -63,9 +69,13 @@ def _lines(max_bytes: int) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _whole(max_bytes: int) -> bytes:
-    """All of standard input, unless it is too long for a message."""
+def _whole(max_bytes: int, *, allow_empty: bool) -> bytes:
+    """All of standard input, unless it is too long for a message, or empty: then a program before the pipe failed."""
     data = sys.stdin.buffer.read(max_bytes + 1)
+    if not data and not allow_empty:
+        raise cystore.MessageIllegalError(
+            "standard input is empty, nothing is appended; --allow-empty appends an empty message"
+        )
     if len(data) > max_bytes:
         raise cystore.MessageIllegalError(
             f"standard input has more than max_message_size_bytes = {max_bytes}"
@@ -104,14 +114,21 @@ def _append(args: argparse.Namespace, store: cystore.MessageStore, bodies: Seque
     sys.stdout.flush()
 
 
+def _is_nothing(path: Path) -> bool:
+    """Whether the path has nothing, or an empty folder. An open says what else is there."""
+    return not files.names(path) if path.is_dir() else not path.exists()
+
+
 def _run(args: argparse.Namespace) -> int:
-    config = store_config(args)
+    config = store_config(args, create=args.create)
+    with files.translated(args.path):
+        is_new = not is_store(args.path)
+        if is_new and not args.create and _is_nothing(args.path):
+            raise cystore.StoreFormatError("there is no store here; --create makes one", path=args.path)
     if sys.stdin.isatty():
         write_note(f"type {'a message a line' if args.lines else 'the message'}; Ctrl-D ends it")
     limit = config.max_message_size_bytes
-    bodies = iter([[_whole(limit)]]) if not args.lines else _lines(limit)
-    with files.translated(args.path):
-        is_new = not is_store(args.path)
+    bodies = _lines(limit) if args.lines else iter([[_whole(limit, allow_empty=args.allow_empty)]])
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
         if is_new:
             write_note(f"made a new store in {args.path}")
@@ -125,12 +142,12 @@ COMMAND = Command(
     summary="append standard input",
     description=(
         "Appends standard input as one message (or each line as one, with --lines) and prints its place.\n"
-        "A store that does not exist is made. Other processes may use the store at the same time.\n"
+        "--create makes a store that does not exist. Other processes may use the store at the same time.\n"
         "With --delay-level it waits until it is due and a process with the service schedule, or a call of "
         "deliver, delivers it."
     ),
     examples=(
-        "echo hello | cystore put /var/lib/app/store greetings --key hello --tag first",
+        "echo hello | cystore put /var/lib/app/store greetings --create --key hello --tag first",
         "cystore put /var/lib/app/store orders --queue 3 --lines --json < orders.jsonl",
         "echo later | cystore put /var/lib/app/store greetings --delay-level 5",
     ),

@@ -27,6 +27,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", metavar="N", type=whole_number, help="only this queue id")
     parser.add_argument("--only-back", action="store_true",
                         help="move no queue forward: the group skips no message that it has not got")  # fmt: skip
+    parser.add_argument("--create", action="store_true", help="begin the group if the store does not know it")
     add_json(parser, "one JSON object a queue")
 
 
@@ -35,6 +36,12 @@ def _run(args: argparse.Namespace) -> int:
     config = store_config(args, create=False)
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
         before = store.groups.offsets(args.group)
+        if not before and not args.create:
+            known = ", ".join(store.groups.names()) or "none"
+            raise cystore.StoreConfigError(
+                f"no such group: {args.group}; --create begins it. The store's groups: {known}",
+                path=args.path,
+            )
         moved = store.groups.reset(
             args.group, args.topic, args.to, queue_id=args.queue, force=not args.only_back
         )
