@@ -7,6 +7,7 @@ snapshot names. Iceberg's metadata holds absolute paths, so a moved archive need
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -43,6 +44,7 @@ from cystore.columns.archive_table import (
 )
 from cystore.errors import StoreConfigError, StoreError, StoreFormatError, StoreIOError
 from cystore.services.retention.archive_mark import DATA, Manifest
+from cystore.system import files
 
 NAMESPACE, NAME = "cystore", "archive"
 CATALOG = "catalog.db"
@@ -158,9 +160,12 @@ class IcebergArchive:
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
+        path = self._home / CATALOG
+        if not path.exists():
+            files.open_file(path, os.O_RDWR | os.O_CREAT).close()  # SQLite's own would be readable for others
         catalog = SqlCatalog(
             "cystore",
-            uri=f"sqlite:///{self._home / CATALOG}",
+            uri=f"sqlite:///{path}",
             warehouse=self._location if self._place else f"file://{self._home}",
             **(self._place.options_of_iceberg() if self._place else {}),
         )

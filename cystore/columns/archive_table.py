@@ -161,9 +161,12 @@ def differences(found: dict[str, str], wanted: dict[str, str]) -> str:
 
 
 def made_durable(folder: Path, work: Callable[[], None]) -> None:
-    """Calls `work`, and syncs the files that it made in a folder, because the libraries do not sync them."""
+    """Calls `work`, and syncs the files that it made in a folder, because the libraries do not sync them. The files get
+    the access of the folder above."""
+    files.make_directory(folder.parent)
     before = files.names(folder) if folder.exists() else set()
-    work()
+    with files.access_of(folder.parent):
+        work()
     for name in sorted(files.names(folder) - before):
         with files.opened(folder / name) as fd:
             files.sync(fd, folder / name)

@@ -13,6 +13,8 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cystore._native.memory.mapping import MappedFile
@@ -61,6 +63,19 @@ def is_shared(folder: os.stat_result) -> bool:
     """Whether new files in a folder are for its group too."""
     bits = stat.S_ISGID | stat.S_IWGRP
     return folder.st_mode & bits == bits
+
+
+@contextmanager
+def access_of(folder: Path) -> Iterator[int]:
+    """In the block, what other libraries and new processes make has the access of the folder, as our own files have.
+    Yields the umask for it. The umask is the process's, so other threads make nothing for others meanwhile either."""
+    with translated(folder):
+        umask = 0o007 if is_shared(os.stat(folder)) else 0o077
+    before = os.umask(umask)
+    try:
+        yield umask
+    finally:
+        os.umask(before)
 
 
 def open_file(path: Path, flags: int) -> Descriptor:

@@ -16,6 +16,7 @@ import pytest
 import cystore
 from cystore.spark.jobs import aggregate as job
 from cystore.system import files
+from tests.support.access import check_access, no_umask
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SCHEMA = (
@@ -175,8 +176,10 @@ def test_a_real_log_is_read(spark, make_store, tmp_path):
         ]
     )
     for _ in range(2):
-        done = job.aggregate(spark, str(store.path), tmp_path / "out")
+        with no_umask():
+            done = job.aggregate(spark, str(store.path), tmp_path / "out")
         assert (done["days"], done["late"]) == (1, 0)
+        check_access(tmp_path / "out")
     (row,) = table(tmp_path / "out")
     assert (row["name"], row["count"], row["runtime_p50"]) == ("shop.pay", 1, 1.5)
 

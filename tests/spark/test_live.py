@@ -20,6 +20,7 @@ import cystore
 from tests.spark.conftest import ROOT
 from tests.spark.test_processes import kill
 from tests.spark.test_report import told
+from tests.support.access import check_access
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
@@ -38,6 +39,7 @@ def live(store: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        umask=0,
     )
     try:
         yield process
@@ -86,6 +88,7 @@ def test_windows_come_while_tasks_go_on_and_each_comes_once(spark_folder, make_s
             assert process.returncode == 130, said
             assert "Traceback" not in said
         assert json.loads(summary)["batches"] >= 1
+        check_access(out)
     found = windows(out)
     assert max(Counter((row["name"], row["begin"]) for row in found).values()) == 1
     assert {row["name"] for row in found} == {"shop.pay"}

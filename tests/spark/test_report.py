@@ -24,6 +24,7 @@ from cystore.spark.jobs.report import write_report
 from cystore.spark.jobs.report_folder import check_out
 from cystore.spark.jobs.running import source_options
 from tests.spark.conftest import STORE_OPTIONS
+from tests.support.access import check_access, no_umask
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SCHEMA = (
@@ -294,6 +295,21 @@ def test_the_report_is_parquet_and_one_page_that_needs_nothing_else(spark, make_
     store.flush()
     assert write_report(spark, [str(store.path)], out, overwrite=True)["tasks"] == 4
     assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_report_is_for_its_owner_alone_or_for_the_group_of_the_folder_above(make_store, tmp_path, shared):
+    """A report shows exceptions and tracebacks: whoever may not read the store may not read them either."""
+    store, out = make_store(), tmp_path / "reports" / "day"
+    store.put_many([told("FAILED", "shop.pay", "t", exception="E('secret')", traceback="a")])
+    store.flush()
+    (tmp_path / "reports").mkdir(mode=0o755)
+    if shared:
+        (tmp_path / "reports").chmod(0o2770)
+    with no_umask():
+        for _ in range(2):
+            write_report(None, str(store.path), out, overwrite=True)
+            check_access(out, **({"file": 0o660, "folder": 0o2770} if shared else {}))
 
 
 def test_a_report_is_the_same_whoever_reads_and_whoever_counts(spark, make_store, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cystore.errors import CorruptRecordError, StoreConfigError
+from cystore.spark.jobs.running import write_parquet
 from cystore.system import files
 
 STATE, DAILY, FILE = "state.json", "daily", "tasks.parquet"
@@ -99,9 +100,7 @@ def days_in(home: Path) -> set[date]:
 
 def write_day(home: Path, day: date, rows: pa.Table) -> None:
     """Replaces a day's file durably."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd")
-    files.write_whole(home, file_of(home, day), memoryview(sink.getvalue()).cast("B"), keep_last=False)
+    write_parquet(home, file_of(home, day), rows)
 
 
 def remove_day(home: Path, day: date) -> None:

@@ -13,6 +13,7 @@ import argparse
 import re
 import signal
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from cystore.spark.jobs.running import (
 )
 from cystore.spark.report import live
 from cystore.spark.task_events import task_events
+from cystore.system import files
 from cystore.system.threads import os_threads
 
 HELP = "the numbers of tasks by minute, as a stream into Parquet"
+HADOOP_UMASK = "spark.hadoop.fs.permissions.umask-mode"
 WINDOW, WATERMARK, EVERY = "1 minute", "10 minutes", "10 seconds"
 # A length of time as Spark reads it, as "1 hour 30 minutes"; a window cannot have months.
 _PART = r"\d+ *(?:microsecond|millisecond|second|minute|hour|day|week)s?"
@@ -64,10 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Follows until it is interrupted. With --once it ends after the present events."""
-    outside_of(existing_stores(options.store), options.out)
+    folder = outside_of(existing_stores(options.store), options.out)
     _check(options.window, options.watermark, options.every)
     settings = source_options(options)
-    with own_session("live", options.master, options.conf) as spark:
+    files.make_directory(folder)
+    with files.access_of(folder) as umask, _session(options, umask) as spark:
         few_partitions(spark)  # each makes a file of state for each batch
         return follow(
             spark,
@@ -79,6 +83,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             once=options.once,
             **settings,
         )
+
+
+def _session(options: argparse.Namespace, umask: int) -> AbstractContextManager[SparkSession]:
+    """The job's session. Hadoop sets the mode of each file, whatever the umask of its process is."""
+    return own_session("live", options.master, [(HADOOP_UMASK, f"{umask:03o}"), *options.conf])
 
 
 def follow(
@@ -94,9 +103,11 @@ def follow(
 ) -> dict[str, Any]:
     """Writes windows into the folder `out` until the stream is stopped: one file for each batch, and at most one
     batch in each period `every`. Returns the number of batches since the checkpoint began, and whether Ctrl-C ended it.
-    `options` are those of the source. Raises StoreConfigError."""
+    A folder that it makes is for the owner alone, or for the group of the folder above; the session decides about the
+    files. `options` are those of the source. Raises StoreConfigError."""
     folder = outside_of(existing_stores(store), out)
     _check(window, watermark, every)
+    files.make_directory(folder)
     events = task_events(spark.readStream, store, **{"startingOffsets": "earliest", **options})
     writer = (
         live(events, window, watermark)

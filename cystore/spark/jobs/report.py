@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.storagelevel import StorageLevel
 
@@ -24,9 +23,10 @@ from cystore.operate.command import add_settings, path_argument
 from cystore.spark import report
 from cystore.spark.jobs import report_here
 from cystore.spark.jobs.report_folder import check_out, replaced
-from cystore.spark.jobs.running import add_master, own_session, source_options
+from cystore.spark.jobs.running import add_master, own_session, source_options, write_parquet
 from cystore.spark.options import STRATEGY
 from cystore.spark.task_runs import read_runs
+from cystore.system import files
 
 HELP = "task analytics: Parquet tables and an HTML page"
 TOP = 20
@@ -105,9 +105,12 @@ def write_report(
     options = {**_options(begin, end, include_archive), **options}
     with replaced(folder) as making:
         tables = _tables(spark, stores, options, top)
-        rows = {name: _written(table, making / name) for name, table in tables.items()}
+        for name, table in tables.items():
+            write_parquet(making, making / name / "part-0.parquet", table)
+        rows = {name: table.to_pylist() for name, table in tables.items()}
         facts = _facts(rows)
-        (making / "report.html").write_text(_page(stores, facts, rows), encoding="utf-8")
+        page = _page(stores, facts, rows).encode()
+        files.write_whole(making, making / "report.html", page, keep_last=False)
     return {**facts, "out": str(folder)}
 
 
@@ -174,14 +177,6 @@ def _in_utc(table: pa.Table) -> pa.Table:
             times = table[column.name].cast(pa.timestamp("us", tz="UTC"))
             table = table.set_column(at, column.name, times)
     return table
-
-
-def _written(table: pa.Table, folder: Path) -> list[dict[str, Any]]:
-    """Writes a table as Parquet; returns its rows."""
-    folder.mkdir(parents=True)
-    pq.write_table(table, folder / "part-0.parquet", compression="zstd")
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
 
 
 def _facts(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cystore.errors import StoreConfigError
 from cystore.spark.jobs.running import existing_stores, outside_of
+from cystore.system import files
 
 MARKER = ".cystore-report"  # in every report, so that nothing else is replaced by one
 
@@ -39,8 +40,10 @@ def replaced(folder: Path) -> Iterator[Path]:
     making = folder.with_name(f".{folder.name}.{os.getpid()}")
     old = folder.with_name(f".{folder.name}.old")
     try:
+        files.make_directory(making)
+        files.write_whole(making, making / MARKER, b"", keep_last=False)
         yield making
-        Path(making, MARKER).touch()
+        files.remove_tree(making / files.TMP_DIRECTORY)
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)

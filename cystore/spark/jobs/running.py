@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from cystore import errors
@@ -35,6 +37,7 @@ from cystore.operate.progress import Report
 from cystore.spark.frames import cores_of
 from cystore.spark.jobs.spread import spread
 from cystore.spark.options import SETTING_PREFIX, local_path
+from cystore.system import files
 from cystore.system.threads import os_threads
 
 LEAST_RANGE_BYTES = 4 << 20
@@ -152,6 +155,13 @@ def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
     if above is not None:
         raise errors.StoreConfigError(f"{place} is or lies in the store {above}: name another folder")
     return place
+
+
+def write_parquet(root: Path, path: Path, rows: pa.Table) -> None:
+    """Makes or replaces a Parquet file below the folder `root` durably."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd")
+    files.write_whole(root, path, memoryview(sink.getvalue()).cast("B"), keep_last=False)
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:

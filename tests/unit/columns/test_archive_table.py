@@ -23,6 +23,7 @@ import cystore
 from cystore.columns.archiver import archive_store
 from cystore.columns.parquet import OF_LOG
 from cystore.services.retention.archive_mark import content_of
+from tests.support.access import check_access, no_umask
 from tests.support.process import Process
 from tests.support.s3 import BUCKET, SECRET, S3Server, object_store
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
@@ -115,6 +116,20 @@ def test_hives_name_of_a_missing_value_is_a_topic_like_others(tmp_path, format):
         store.flush()
         done = archive_store(store, tmp_path / "a", format=format, all_sealed=True)
         check_table(store, tmp_path / "a", log_rows(store, done.archived_up_to))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_table_is_for_its_owner_alone_or_for_the_group_of_its_folder(tmp_path, format, shared):
+    """Also the files that the tables' libraries make: they have statistics of the messages' columns."""
+    access = {"file": 0o660, "folder": 0o2770} if shared else {}
+    with open_small(tmp_path / "s", **EXPIRED) as store, no_umask():
+        put_some(store)
+        (tmp_path / "a").mkdir(mode=0o700)
+        if shared:
+            (tmp_path / "a").chmod(0o2770)
+        archive_store(store, tmp_path / "a", format=format, all_sealed=True)
+    check_access(tmp_path / "a", **access)
 
 
 def test_a_table_lies_in_a_folder_of_any_name_that_its_library_finds(tmp_path):

@@ -18,6 +18,7 @@ import pytest
 import cystore
 from cystore import StoreConfigError, StorePermissionError
 from cystore.system import files, folders, ownership
+from tests.support.access import access, check_access, no_umask
 from tests.support.process import Failed
 from tests.support.small_stores import open_small
 from tests.support.users import (
@@ -50,28 +51,16 @@ def fill(root: Path, **more: object) -> None:
         store.put("T", b"body", keys=("key",))
 
 
-def access(root: Path) -> dict[str, int]:
-    """Mode of everything in a store."""
-    return {
-        str(path.relative_to(root)): stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")]
-    }
-
-
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """None at all: what is made has the mode that was asked for."""
-    before = os.umask(0)
-    try:
+    with no_umask():
         yield
-    finally:
-        os.umask(before)
 
 
 def test_what_is_made_is_for_the_owner_alone(tmp_path, umask):
     fill(tmp_path / "a" / "store")
-    modes = access(tmp_path / "a")
-    assert len(modes) > 10
-    assert modes == {name: 0o700 if (tmp_path / "a" / name).is_dir() else 0o600 for name in modes}
+    assert len(access(tmp_path / "a")) > 10
+    check_access(tmp_path / "a")
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
@@ -82,8 +71,7 @@ def test_what_is_made_is_for_the_group_that_is_named(tmp_path, umask):
         fill(tmp_path / "store", group=str(group))
     finally:
         os.umask(before)
-    modes = access(tmp_path / "store")
-    assert modes == {name: 0o2770 if (tmp_path / "store" / name).is_dir() else 0o660 for name in modes}
+    check_access(tmp_path / "store", file=0o660, folder=0o2770)
     assert {path.stat().st_gid for path in (tmp_path / "store").rglob("*")} == {group}
 
 
