@@ -24,6 +24,7 @@ from cystore._native.scan.columns import ColumnReader
 from cystore._native.scan.log_walk import LogWalker
 from cystore.derived.reading.snapshot import LogRange
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError, StoreFormatError
+from cystore.layout import LMQ_PREFIX
 from cystore.store import MessageStore
 from cystore.store import open as open_store
 from cystore.system import files, platform
@@ -158,7 +159,7 @@ def to_arrow(
     """
     known = {**COLUMNS, **DAMAGE_COLUMNS} if on_corruption == "column" else COLUMNS
     rows = RowFilter(
-        topics=several("topic", topic, str),
+        topics=own_topics(several("topic", topic, str)),
         queue_ids=several("queue_id", queue_id, int),
         tags=several("tags", tags, str),
         keys=several("key", key, str),
@@ -180,6 +181,17 @@ def to_arrow(
         with reading(one, settings) as opened:
             ranges += plan_ranges(opened.snapshot(), rows)
     return pa.RecordBatchReader.from_batches(read.schema, read_ranges(ranges, read))
+
+
+def own_topics(names: Sequence[str]) -> tuple[str, ...]:
+    """The names. Raises StoreConfigError for a light queue: its messages have other topics, so none would match."""
+    for name in names:
+        if name.startswith(LMQ_PREFIX):
+            raise StoreConfigError(
+                f"{name} is a light queue, and its messages have other topics: read it with store.get({name!r}, 0, 0), "
+                "or name the topics of its messages"
+            )
+    return tuple(names)
 
 
 def stores_of(

@@ -13,11 +13,13 @@ from pyspark.errors import PySparkAttributeError, PySparkNotImplementedError
 from pyspark.sql import DataFrame, SparkSession
 
 from cystore.errors import StoreConfigError
+from cystore.layout import LMQ_PREFIX
 from cystore.spark.options import parse
 from cystore.spark.source.plan import open_reading
 
 Names = str | Sequence[str]
 Place = str | os.PathLike[str]
+CASE_SENSITIVE = "spark.sql.caseSensitive"
 COUNTED = "offset"  # the cheapest of all columns
 
 
@@ -57,15 +59,30 @@ def views(
     columns: Names = (),
     **options: Any,
 ) -> dict[str, str]:
-    """Registers a temporary view for each topic (default: all topics that the store has now). A view's name is `prefix`
-    and the topic. Each view has the named `columns`. Returns the views' names by topic, quoted for SQL. Raises
-    StoreConfigError."""
-    names = _topics(path, options) if topics is None else list(topics)
+    """Registers a temporary view for each topic (default: all topics that the store has now, without light queues). A
+    view's name is `prefix` and the topic. Each view has the named `columns`. Returns the views' names by topic, quoted
+    for SQL. Raises StoreConfigError, also for topics whose views would be one for Spark, before any view is made."""
+    names = _topics(path, options) if topics is None else list(dict.fromkeys(topics))
+    _check_distinct(spark, names)
     made = {}
     for topic in names:
-        made[topic] = f"`{prefix}{topic}`"
+        made[topic] = "`" + f"{prefix}{topic}".replace("`", "``") + "`"
         table(spark, path, topic, columns=columns, **options).createOrReplaceTempView(made[topic])
     return made
+
+
+def _check_distinct(spark: SparkSession, topics: Sequence[str]) -> None:
+    """Raises StoreConfigError for names that Spark does not tell apart: a later view would replace an earlier one."""
+    if str(spark.conf.get(CASE_SENSITIVE, "false")).lower() == "true":
+        return
+    known: dict[str, str] = {}
+    for topic in topics:
+        other = known.setdefault(topic.lower(), topic)
+        if other != topic:
+            raise StoreConfigError(
+                f"topics {other} and {topic} would be one view, because Spark's names ignore case: give each a call of "
+                f"its own with another prefix (topics=[{topic!r}], prefix=...), or set {CASE_SENSITIVE} to true"
+            )
 
 
 def _topics(path: Place, options: dict[str, Any]) -> list[str]:
@@ -79,7 +96,7 @@ def _topics(path: Place, options: dict[str, Any]) -> list[str]:
             found |= {topic for topic, _ in opened.snapshot().queue_ranges}
     if not found and parsed.urls():
         raise StoreConfigError("a URL does not tell the topics of a store: name them")
-    return sorted(found)
+    return sorted(topic for topic in found if not topic.startswith(LMQ_PREFIX))
 
 
 def _listed(name: str, value: Names) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cystore.columns.arrow import FOREVER, OnCorruption, places_of
+from cystore.columns.arrow import FOREVER, OnCorruption, own_topics, places_of
 from cystore.columns.object_store import ObjectStore, in_parallel, is_url
 from cystore.config import StoreConfig
 from cystore.errors import StoreConfigError, StoreFormatError
@@ -307,6 +307,7 @@ def _selection(options: dict[str, str]) -> dict[str, Any]:
         assigned = _json(name, value)
         if not isinstance(assigned, dict) or not all(isinstance(ids, list) for ids in assigned.values()):
             raise StoreConfigError(f'assign must be like {{"orders":[0,1]}}, not {value}')
+        own_topics(list(assigned))
         queues = [(topic, number) for topic, ids in assigned.items() for number in ids]
         if not queues or any(isinstance(n, bool) or not isinstance(n, int) for _, n in queues):
             raise StoreConfigError(f'assign must be like {{"orders":[0,1]}}, not {value}')
@@ -319,7 +320,7 @@ def _selection(options: dict[str, str]) -> dict[str, Any]:
                 f"subscribePattern {value!r} is not a regular expression: {error}"
             ) from None
         return {"topic_pattern": value}
-    return {"topics": _listed(options, name)}
+    return {"topics": own_topics(_listed(options, name))}
 
 
 def _listed(options: dict[str, str], name: str) -> tuple[str, ...]:

@@ -9,13 +9,14 @@ import pytest
 
 import cystore
 from tests.spark.conftest import fill
-from tests.support.small_stores import LOG_BYTES
+from tests.support.small_stores import LOG_BYTES, open_small
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cystore.spark
+from cystore.columns.arrow import to_arrow
 from cystore.errors import OffsetError, StoreConfigError
 from cystore.spark.data_source import CystoreDataSource
 from cystore.spark.source import plan
@@ -115,3 +116,48 @@ def test_helpers_and_sql_tables_prune_columns(spark, make_store):
     assert tuple(counted) == (30, max(m.queue_offset for m in store.scan() if m.topic == "topic-1"))
     for name in made.values():
         spark.catalog.dropTempView(name.strip("`"))
+
+
+def test_views_of_topics_that_differ_in_case_are_refused(spark, make_store):
+    """Seen: Orders had the rows of orders, because Spark's names ignore case and the later view replaced the other."""
+    store = make_store()
+    store.put_many(
+        [cystore.Message(topic=topic, body=b"x") for topic in ("Orders", "orders", "orders", "plain")]
+    )
+    store.flush()
+    path = str(store.path)
+    for topics in (None, ["plain", "orders", "Orders"]):
+        with pytest.raises(StoreConfigError, match=r"topics [oO]rders and [oO]rders would be one view"):
+            cystore.spark.views(spark, path, topics)
+        assert not spark.catalog.listTables(), "no view is made before the check"
+    made = {
+        **cystore.spark.views(spark, path, ["Orders", "plain", "plain"], prefix="large-", columns="topic"),
+        **cystore.spark.views(spark, path, ["orders"], prefix="small-`", columns="topic"),
+    }
+    for topic, count in (("Orders", 1), ("orders", 2), ("plain", 1)):
+        assert [row.topic for row in spark.sql(f"SELECT topic FROM {made[topic]}").collect()] == [
+            topic
+        ] * count
+    for name in made.values():
+        spark.sql(f"DROP VIEW {name}")
+
+
+def test_light_queues_get_no_view_and_are_refused_by_name(spark, make_store, tmp_path):
+    """Seen: a view for each light queue, and each of them was empty."""
+    settings = {"enable_lmq": True, "enable_multi_dispatch": True}
+    with open_small(tmp_path / "light", **settings) as store:
+        store.put("orders", b"x", properties={"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b"})
+    path = str(tmp_path / "light")
+    assert cystore.spark.views(spark, path, columns="offset") == {"orders": "`orders`"}
+    spark.sql("DROP VIEW orders")
+    for option, value in (
+        ("topic", "orders,%LMQ%a"),
+        ("subscribe", "%LMQ%a"),
+        ("assign", '{"%LMQ%a":[0]}'),
+    ):
+        with pytest.raises(StoreConfigError, match=r"%LMQ%a is a light queue.*store\.get\('%LMQ%a', 0, 0\)"):
+            CystoreDataSource({"path": path, option: value}).reader(None)
+    with pytest.raises(StoreConfigError, match="is a light queue"):
+        cystore.spark.views(spark, path, ["%LMQ%a"])
+    with pytest.raises(StoreConfigError, match="is a light queue"):
+        to_arrow(path, topic="%LMQ%a")
