@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import weakref
@@ -330,8 +331,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
             self.close()
         except NotDurableError:
             if error is None:
-                raise
-            log.exception("%s: closed after an error", self.path)  # the caller needs the error inside
+                raise  # else the caller needs the error inside; `detach` has logged this one
 
     def __repr__(self) -> str:
         return f"<MessageStore {str(self.path)!r}{' closed' if self._closed else ''}>"
@@ -573,10 +573,8 @@ def _forked() -> None:
 def close_all() -> None:
     """Closes every open store of this process; registered to run at exit."""
     for store in list(_open_stores):
-        try:
+        with contextlib.suppress(NotDurableError):  # `detach` has logged it
             store.close()
-        except NotDurableError:
-            log.exception("%s: closed at exit", store.path)  # the loop continues with the other stores
     for leaving in list(_leavings):
         leaving.settle()
 

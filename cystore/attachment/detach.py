@@ -32,7 +32,8 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
     (`_shut_down`). Every process repairs the work of dead lock owners. Nothing may use the attachment afterwards. The
     call waits for another process's flush until sync_flush_timeout_ms after `begun_s` (default: now).
 
-    Raises NotDurableError, after everything was released, when a part of the store may not be on disk.
+    Raises NotDurableError, after everything was released, when a part of the store may not be on disk. The log has it
+    then in one line: after a drop, or at the end of the process, nobody catches the error.
     """
     if attachment.mode is not Mode.WRITE or attachment.locks is None:
         attachment.release()
@@ -66,6 +67,7 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
     finally:
         attachment.release()
     if missing is not None:
+        log.error("%s", missing)
         raise missing
 
 
@@ -99,7 +101,8 @@ def _left_ms(until_s: float) -> int:
 
 def _not_durable(attachment: Attachment, end: int, error: StoreError) -> NotDurableError:
     missing = NotDurableError(
-        f"closed, but the log from {attachment.control.flushed} to {end} may not be on the disk: {error}",
+        f"closed, but the log from {attachment.control.flushed} to {end} may not be on the disk; the next open "
+        f"recovers what is there: {error}",
         path=attachment.root,
     )
     missing.__cause__ = error
@@ -132,7 +135,6 @@ def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None
                 error,
             )
             return None
-        log.exception("%s: not closed cleanly; the next open recovers the store", root)
         return _not_durable(attachment, control.log_end, error)
     if attachment.buffers is not None:
         attachment.buffers.remove()

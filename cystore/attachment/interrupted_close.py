@@ -21,7 +21,7 @@ from cystore.attachment.attach import Attachment
 from cystore.attachment.detach import detach
 from cystore.attachment.release_thread import housekeeper
 from cystore.clock import monotonic_s
-from cystore.errors import StoreClosedError, StoreResourceError
+from cystore.errors import NotDurableError, StoreClosedError, StoreResourceError
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import INSIDE
@@ -69,6 +69,8 @@ class Leaving:
         """Waits until the store is left. For the end of the process: errors are only logged."""
         try:
             self.wait()
+        except NotDurableError:
+            return  # `detach` has logged it
         except Exception:
             log.exception("a store could not be closed")
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -69,6 +70,7 @@ MANY = 10_000  # ids of one look; their records are in memory at the same time
 RECORD_ROOM = 64 * 1024  # for the parts of a record beside its body, and for its segment's end
 
 _backends: weakref.WeakSet[CystoreBackend] = weakref.WeakSet()
+_closing: weakref.WeakSet[Any] = weakref.WeakSet()  # apps whose `close` closes their backends
 _checked: set[str] = (
     set()
 )  # stores that this worker found usable when it started; its pool's processes inherit that
@@ -105,6 +107,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             self._refuse_to_start()
             _checked.add(self.location.path)
         self._opened: weakref.ref[MessageStore] | None = None  # the store that this backend found last
+        self._thread = weakref.ref(threading.current_thread())  # Celery makes a backend for each thread
         self._limit_bytes = 0  # the limit of a record in that store
         self.result_consumer = ResultConsumer(
             self, self.app, self.accept, self._pending_results, self._pending_messages
@@ -118,6 +121,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         _backends.add(self)
         if self.location.path and self.is_own:
             recorder.install(self.app, self.location)
+            _close_with(self.app)
 
     def __reduce__(self, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
@@ -146,13 +150,21 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return open_shared(self.location, self.app) if found.config.read_only else found
 
     def close(self) -> None:
-        """Gives the app's store back. The process closes the store when no other app or caller uses it. A later call
-        opens it again."""
+        """Gives the store back. The process closes it if no other thread of the app and no other app uses it. A later
+        call opens it again. `app.close()` does this for all threads. Raises NotDurableError."""
         self._opened = None
-        if self.location.path:
+        if self.location.path and not any(other._uses_store_of(self) for other in list(_backends)):
             if self.is_own:
                 recorder.release(self.app)
             release(self.location, self.app)
+
+    def _uses_store_of(self, other: CystoreBackend) -> bool:
+        """Whether this backend, of a thread that still runs, has the store of another backend of its app open."""
+        if self.app is not other.app or self.location.path != other.location.path:
+            return False
+        store = None if self._opened is None else self._opened()
+        thread = self._thread()
+        return store is not None and not store.closed and thread is not None and thread.is_alive()
 
     def of_home(self, home: str) -> CystoreBackend | None:
         """The backend of a home whose records this host can take: this one, or that of a replica in the folder
@@ -508,6 +520,24 @@ def _largest_bytes(config: StoreConfig) -> int:
     """The most bytes of a record, by the setting and by the room of a segment."""
     segment_bytes = config.mapped_file_size_commit_log_bytes
     return min(config.max_message_size_bytes, max(segment_bytes - RECORD_ROOM, segment_bytes // 2))
+
+
+def _close_with(app: Any) -> None:
+    """Lets `app.close()` close the app's backends, which Celery does not tell."""
+    if app in _closing:
+        return
+    _closing.add(app)
+    reference, close_app = weakref.ref(app), type(app).close
+
+    def close() -> None:
+        closed = reference()
+        with ExitStack() as rest:
+            rest.callback(close_app, closed)
+            for backend in list(_backends):
+                if backend.app is closed:
+                    rest.callback(backend.close)
+
+    app.close = close
 
 
 def _forked() -> None:

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -314,7 +314,7 @@ _lock = threading.Lock()
 
 def open_shared(location: Location, app: Celery | None = None) -> MessageStore:
     """This process's store at a location, opened by the first call. It stays open while an app keeps it: `app` does so
-    until it is collected, or until `release`. Raises StoreError if the store cannot be opened."""
+    until it is collected or closed, or until `release`. Raises StoreError if the store cannot be opened."""
     if location.path in _refused:
         raise StorePermissionError(_refused[location.path][1])
     return _open_now(location, app)
@@ -338,8 +338,9 @@ def _open_now(location: Location, app: Celery | None) -> MessageStore:
             f"this process has the store open with {held[0].given}, not {location.given}",
             path=location.path,
         )
-    if app is not None and _kept.setdefault(app, {}).get(location.path) is not store:
-        _kept[app][location.path] = store
+    if app is not None and _kept.get(app, {}).get(location.path) is not store:
+        with _lock:
+            _kept.setdefault(app, {})[location.path] = store
     if location.file_reserved_time_h is not None and location.file_reserved_time_h > _kept_h.get(
         location.path, -1
     ):
@@ -471,14 +472,19 @@ def opened_at(path: str) -> MessageStore | None:
 
 
 def release(location: Location, app: Celery) -> None:
-    """The app stops using the store. When no other app uses it, this process closes it. A later use opens it again."""
-    _kept.get(app, {}).pop(location.path, None)
+    """The app stops using the store. The process closes it if no other app and no `for_a_while` uses it. A later use
+    opens it again; one that another thread just began raises StoreClosedError. Raises NotDurableError."""
+    with _lock:
+        _kept.get(app, {}).pop(location.path, None)
+        is_used = _uses[location.path] > 0 or any(location.path in kept for kept in _kept.values())
+        store = None if is_used else opened_at(location.path)
+    if store is not None:
+        store.close()
 
 
 @contextmanager
 def for_a_while(location: Location, app: Celery) -> Iterator[None]:
-    """Wraps uses of a store that this process must not keep open: closes it after the last one. If another thread just
-    began a use, that one raises StoreClosedError."""
+    """Wraps uses of a store that this process must not keep open: `release` after the last one."""
     with _lock:
         _uses[location.path] += 1
     try:
@@ -486,27 +492,18 @@ def for_a_while(location: Location, app: Celery) -> Iterator[None]:
     finally:
         with _lock:
             _uses[location.path] -= 1
-            store = None if _uses[location.path] > 0 else opened_at(location.path)
-        release(location, app)
-        if store is not None:
-            try:
-                store.close()
-            except NotDurableError:
-                log.exception("%s: closed", location.path)
+        with suppress(NotDurableError):  # the store has logged it
+            release(location, app)
 
 
 def close_shared(**_signal: object) -> None:
     """Closes what `open_shared` opened; a later use opens it again."""
     with _lock:
         while _open:
-            path, (_, reference) = _open.popitem()
-            store = reference()
-            if store is None:
-                continue
-            try:
-                store.close()
-            except NotDurableError:
-                log.exception("%s: closed", path)  # the loop continues with the other stores
+            store = _open.popitem()[1][1]()
+            if store is not None:
+                with suppress(NotDurableError):  # the store has logged it
+                    store.close()
         _kept.clear()
         _refused.clear()
 

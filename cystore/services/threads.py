@@ -8,7 +8,7 @@ from typing import Any
 
 from cystore.clock import monotonic_s
 from cystore.engine.files.progress import Progress
-from cystore.errors import StoreClosedError, StoreError
+from cystore.errors import StoreClosedError, StoreError, StoreMovedError
 from cystore.system.threads import native_log as native_log  # its threads log through it
 from cystore.system.threads import os_threads
 from cystore.system.threads.repeated_errors import Trouble
@@ -85,7 +85,7 @@ class ServiceThread:
                 self._at_end()
 
     def _turns(self) -> None:
-        trouble, pause_s = Trouble(), ERROR_INTERVAL_S
+        trouble, pause_s, has_moved = Trouble(), ERROR_INTERVAL_S, False
         while not self._stopping.is_set():
             begun_s = monotonic_s()
             try:
@@ -97,7 +97,10 @@ class ServiceThread:
             except StoreClosedError:
                 return
             except StoreError as error:
-                trouble.tell(log, logging.ERROR, error, self._name)
+                # The first time it may be the end of a program that removed its store: the close tells that.
+                if has_moved or not isinstance(error, StoreMovedError):
+                    trouble.tell(log, logging.ERROR, error, self._name)
+                has_moved = isinstance(error, StoreMovedError)
                 self._stopping.wait(ERROR_INTERVAL_S if callable(self._interval_s) else self._interval_s)
             except Exception:
                 log.exception("%s failed: starting it again in %.0f s", self._name, pause_s)

@@ -16,6 +16,7 @@ from cystore.errors import (
     StorePermissionError,
     StoreResourceError,
 )
+from cystore.system.folders import check_place
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 FULL_BYTES = 64 << 10  # others may have freed a block meanwhile
@@ -34,13 +35,16 @@ def translated(path: Path | str) -> Iterator[None]:
 
     Three classes: a failed sync (SyncFailedError, raised at the sync), a missing resource (StoreFullError,
     StoreResourceError), and all others, from a broken disk or a changed directory (StoreIOError,
-    StorePermissionError).
+    StorePermissionError). If the store's directory is not at its path any more, that is the reason
+    (StoreMovedError).
     """
     try:
         yield
     except StoreError:
         raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and isinstance(path, Path):
+            check_place(path)
         raise sorted_error(error, path) from error
 
 
