@@ -130,15 +130,15 @@ with cystore.open(root + "/s", mapped_file_size_commit_log_bytes=1 << 20, mapped
             except OSError as error:
                 assert error.errno == 28
     found = [len(store.get("orders", 0, 0, group=f"group{number}").messages) for number in range(100)]
-    print(found == [1] * 100)
+    logging.warning("found %s", found == [1] * 100)  # no print: a service's thread may log at the same moment
     os.unlink(root + "/fill")
 """
 
 
 def test_a_get_that_names_its_group_does_not_fail_on_a_full_disk(tmp_path):
     """Seen: StoreFullError, because the table had no room for the row that counts it."""
-    *told, found = on_small_disk("8m", tmp_path, FULL_DISK).splitlines()
-    assert found == "True"
+    told = on_small_disk("8m", tmp_path, FULL_DISK).splitlines()
+    assert "found True" in told
     assert sum("gets of groups are not counted" in line for line in told) == 1
 
 
