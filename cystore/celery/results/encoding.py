@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery import states
-from kombu.exceptions import EncodeError
+from kombu.exceptions import DecodeError, EncodeError
 from kombu.utils.encoding import ensure_bytes
+
+from cystore.celery.versions import COMPRESSED, DECOMPRESSED_BYTES_MAX, decompress_payload
 
 TRACEBACK_CHARACTERS = 8_000  # kept of a replaced failure: its first and last lines
 LIMIT = "max_message_size_bytes"
@@ -49,7 +51,20 @@ def _within(body: bytes, limit_bytes: int) -> bytes:
             "(a segment must have room for it, see mapped_file_size_commit_log_bytes), "
             "or store less (return the place of the data instead; result_compression helps)"
         )
+    if body.startswith(COMPRESSED):
+        _check_readable(body)
     return body
+
+
+def _check_readable(body: bytes) -> None:
+    """Raises for a compressed body that no reader takes."""
+    try:
+        decompress_payload(body)
+    except DecodeError as error:
+        raise _TooLargeError(
+            f"has more than {DECOMPRESSED_BYTES_MAX} bytes before its compression: store less (return the place of the "
+            "data instead)"
+        ) from error
 
 
 def _reason(error: Exception, task: str) -> str:
