@@ -48,7 +48,7 @@ from cystore.services.threads import ServiceThread
 from cystore.surface.places import StorePlaces
 from cystore.surface.upkeep import StoreUpkeep
 from cystore.surface.waits import StoreWaits
-from cystore.system.folders import check_place
+from cystore.system.folders import check_place, real_path
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
 
@@ -96,7 +96,7 @@ def open(  # noqa: A001 - the surface's name
         raise StoreConfigError(f"path must name a directory, not {path!r}")
     masters, path = _parted(path)
     try:
-        real = Path(os.path.realpath(path))
+        real = real_path(path)
     except ValueError as error:
         raise StoreConfigError(f"path must name a directory, not {path!r}: {error}") from error
     if not isinstance(config, StoreConfig):

@@ -56,6 +56,7 @@ from cystore.celery.stores import (
     shown,
 )
 from cystore.celery.versions import decompress_payload
+from cystore.system.folders import real_path
 
 if TYPE_CHECKING:
     from cystore import MessageStore
@@ -503,7 +504,7 @@ class ReplicaBackend(CystoreBackend):
     def __init__(self, app: Any, path: Path) -> None:
         super().__init__(app, url=f"cystore://{quote(os.fsencode(path))}")
         # The replica has its own settings, and `cystore ha run` or `cystore replicate` does its services.
-        self.location = Location(str(path.resolve()), {"create": False, "services": "none"})
+        self.location = Location(str(real_path(path)), {"create": False, "services": "none"})
 
     def _refuse_to_start(self) -> None:
         """The worker starts without its replicas as well."""

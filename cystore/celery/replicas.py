@@ -21,6 +21,7 @@ from cystore.ha.home import SECTION, home_of
 from cystore.ha.role import is_copied, role_of
 from cystore.ha.status import present_status
 from cystore.system import files
+from cystore.system.folders import real_path
 
 log = logging.getLogger("cystore.celery")
 
@@ -54,13 +55,13 @@ def paths_in(folder: Path, left_out: LeftOut | None = None) -> list[Path]:
         return []
     found = []
     for name in names:
-        path = Path(os.path.realpath(folder / name))
         try:
+            path = real_path(folder / name)
             if path.is_dir() and is_store(path):
                 found.append(path)
         except (OSError, StoreError) as error:
             if left_out is not None:
-                left_out(path, str(error))
+                left_out(folder / name, str(error))
     return found
 
 

@@ -26,7 +26,7 @@ from celery import current_app
 
 from cystore.errors import StoreError
 from cystore.operate.command import FOUND_WRONG, OK
-from cystore.system.folders import LIBC
+from cystore.system.folders import LIBC, real_path
 
 TASKS = {name: f"cystore.spark.{name}" for name in ("scrub", "rebuild", "archive", "report", "aggregate")}
 STORES, FOLDERS = "cystore_spark_stores", "cystore_spark_folders"
@@ -217,7 +217,7 @@ def _allowed(app: Any, setting: str, name: str, path: Any) -> str:
         raise JobRefusedError(f"{name} must be a path on the worker's host, not {path!r}")
     named = app.conf.get(setting) or ()
     roots = [named] if isinstance(named, str | os.PathLike) else named
-    place = os.path.realpath(path)
+    place = str(real_path(path))
     if not any(
         os.path.commonpath([place, root]) == root for root in map(os.path.realpath, filter(None, roots))
     ):

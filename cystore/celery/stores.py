@@ -35,6 +35,7 @@ from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX
 from cystore.config_sources import given_outside
 from cystore.errors import hidden
 from cystore.layout import CONSTANTS
+from cystore.system.folders import real_path
 from cystore.value_class import value_class
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class Location:
         except ValueError as error:
             raise ImproperlyConfigured(f"{where}: {error}") from error
         settings = {**outside, **settings}
-        return cls(os.path.realpath(unquote(parts.path)), settings, reader=reader, hosts=parts.netloc)
+        return cls(str(real_path(unquote(parts.path))), settings, reader=reader, hosts=parts.netloc)
 
     @property
     def given(self) -> str:

@@ -50,6 +50,7 @@ from cystore.services.retention.archive_mark import (
 )
 from cystore.store import MessageStore
 from cystore.system import files
+from cystore.system.folders import real_path
 
 log = logging.getLogger("cystore")
 
@@ -137,7 +138,7 @@ def archive_store(
             f"{folder} is a URL, and an archive needs a folder of this host; format delta and iceberg also write their "
             "table to a URL (option table)"
         )
-    home = Path(os.path.realpath(folder))
+    home = real_path(folder)
     if home == store.path or store.path in home.parents or home in store.path.parents:
         raise StoreConfigError("the archive's folder and the store must not contain each other", path=home)
     check_steps(expiring_within_h, step_bytes, piece_bytes)

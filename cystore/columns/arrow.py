@@ -28,6 +28,7 @@ from cystore.layout import LMQ_PREFIX
 from cystore.store import MessageStore
 from cystore.store import open as open_store
 from cystore.system import files, platform
+from cystore.system.folders import real_path
 
 OnCorruption = Literal["fail", "skip", "column"]
 
@@ -219,7 +220,7 @@ def places_of(text: str) -> list[str]:
     matches = sorted(glob.glob(text)) if is_pattern else [text]
     if not matches:
         raise StoreFormatError("no store matches", path=text)
-    return [os.path.realpath(match) for match in matches]
+    return [str(real_path(match)) for match in matches]
 
 
 def path_text(place: object) -> str:

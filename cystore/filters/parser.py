@@ -163,7 +163,8 @@ def _prepared(expression: str) -> str:
 
 def _last_line(expression: str, begin: int) -> str:
     """The expression from `begin` on, behind which no line ends, with a mark for each minus."""
-    pieces, at = [], begin
+    pieces: list[str] = []
+    at = begin
     for part in _PARTS_OF_LAST_LINE.finditer(expression, begin):
         if part[0] == _MINUS:
             raise wrong(f"{nodes.shown(expression[part.start() :])!r} cannot be read", part.start())

@@ -55,6 +55,7 @@ from cystore.errors import (
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.store import MessageStore
 from cystore.system import files, ownership, platform
+from cystore.system.folders import real_path
 from cystore.system.os_errors import is_missing
 from cystore.system.ranges import file_ranges
 
@@ -115,8 +116,8 @@ class _Small:
 def take(path: Path, target: Path, config: StoreConfig, report: Report | None = None) -> Taken:
     """Makes `target`, which must not exist, a copy of the store at `path`, durable and closed. Raises StoreError, and
     then leaves nothing behind."""
-    path = Path(os.path.realpath(path))
-    target = Path(os.path.realpath(target.parent)) / target.name
+    path = real_path(path)
+    target = real_path(target.parent) / target.name
     if not target.name:
         raise TargetError("already exists: a copy never replaces anything; name another target", path=target)
     check_is_store(path)

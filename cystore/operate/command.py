@@ -11,8 +11,9 @@ from typing import Any
 
 from cystore.config import StoreConfig
 from cystore.config_sources import resolve
-from cystore.errors import FilterError
+from cystore.errors import FilterError, StorePermissionError
 from cystore.filters.sql import SqlFilter
+from cystore.system.folders import real_path
 
 OK, FOUND_WRONG, FAILED = 0, 1, 2  # exit codes; 1 is damage, or an empty answer
 INT64_MAX = (1 << 63) - 1
@@ -89,9 +90,12 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def real_path(text: str) -> Path:
+def place_argument(text: str) -> Path:
     """The place of a store, with every link resolved, because inside a store no link is followed."""
-    return Path(os.path.realpath(text))
+    try:
+        return real_path(text)
+    except StorePermissionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def path_argument(text: str) -> Path:
@@ -103,7 +107,7 @@ def path_argument(text: str) -> Path:
 
 def store_path(text: str) -> Path:
     """The same, of a store: with every link resolved."""
-    return real_path(os.fspath(path_argument(text)))
+    return place_argument(os.fspath(path_argument(text)))
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

@@ -32,6 +32,7 @@ from cystore.layout import BLANK_SIZE_MIN, MAGIC, RECORD_MAGIC_BLANK, TOTAL_SIZE
 from cystore.operate.backup import CONFIG, DRAFT_STORE, DRAFT_SUFFIX, Taken, TargetError, proven
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.system import files, ownership, platform
+from cystore.system.folders import real_path
 from cystore.system.key_lock import KeyLock
 from cystore.system.ranges import file_ranges
 
@@ -75,11 +76,11 @@ def import_ledger(
     the first damage unless `skip_damaged`, StoreFormatError if there is no DLedger, and StoreError. Then leaves nothing
     behind.
     """
-    place = find(Path(os.path.realpath(path)))
+    place = find(real_path(path))
     if place is None:
         raise StoreFormatError("there is no DLedger here (a folder dledger-ID with data/ in it)", path=path)
     check_at_rest(place)
-    target = Path(os.path.realpath(target.parent)) / target.name
+    target = real_path(target.parent) / target.name
     _check_target(place, target)
     draft = target.with_name(target.name + DRAFT_SUFFIX)
     group = ownership.group_id(config.group)

@@ -17,6 +17,7 @@ from cystore.columns.arrow import FOREVER, OnCorruption, own_topics, places_of
 from cystore.columns.object_store import ObjectStore, in_parallel, is_url
 from cystore.config import StoreConfig
 from cystore.errors import StoreConfigError, StoreFormatError
+from cystore.system.folders import real_path
 
 EARLIEST, LATEST = -2, -1  # in offsets by topic and partition, as in Kafka
 SETTING_PREFIX = "cystore."
@@ -281,9 +282,7 @@ def _moved(options: dict[str, str]) -> dict[str, str]:
         isinstance(new, str) and new and old for old, new in found.items()
     ):
         raise StoreConfigError(f"{MOVED_HINT}, not {text}")
-    moved = {
-        os.path.realpath(local_path(old)): os.path.realpath(local_path(new)) for old, new in found.items()
-    }
+    moved = {os.path.realpath(local_path(old)): str(real_path(local_path(new))) for old, new in found.items()}
     both = sorted(old for old in moved if old in moved.values() and moved[old] != old)
     if both:
         raise StoreConfigError(

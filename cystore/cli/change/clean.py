@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import cystore
 from cystore.attachment.first_process import free_full_disk
@@ -16,6 +14,7 @@ from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_co
 from cystore.operate.output import write_json, write_line
 from cystore.operate.progress import progress
 from cystore.services.clean import Cleaned
+from cystore.system.folders import real_path
 
 RETENTION = "file_reserved_time_h"
 
@@ -30,9 +29,9 @@ def _run(args: argparse.Namespace) -> int:
             f"{config.file_reserved_time_h} hours: give --set {RETENTION}=HOURS",
             path=args.path,
         )
-    root = Path(os.path.realpath(args.path))
+    root = real_path(args.path)
     if args.quarantine is not None:
-        free_full_disk(root, config, elsewhere=Path(os.path.realpath(args.quarantine)))
+        free_full_disk(root, config, elsewhere=real_path(args.quarantine))
     unexpired = 0
     while True:
         try:

@@ -15,7 +15,7 @@ from cystore.operate.command import (
     Command,
     Group,
     add_json,
-    real_path,
+    place_argument,
     store_config,
 )
 from cystore.operate.output import (
@@ -38,7 +38,7 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
         "name", metavar="NAME", help="name of the copy, as `cystore quarantine list` writes it"
     )
     parser.add_argument(
-        "--from", metavar="FILE", dest="source", type=real_path,
+        "--from", metavar="FILE", dest="source", type=place_argument,
         help="a file to read instead of the copy: the same range, repaired",
     )  # fmt: skip
 

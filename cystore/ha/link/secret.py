@@ -7,12 +7,12 @@ import hmac
 import os
 import socket
 import ssl
-from pathlib import Path
 
 from cystore.config import StoreConfig
 from cystore.errors import ReplicationError, StoreConfigError
 from cystore.ha.link.sockets import is_loopback, ours
 from cystore.system import files
+from cystore.system.folders import real_path
 
 SECRET_BYTES_MIN, SECRET_BYTES_MAX = 16, 4096
 
@@ -45,7 +45,7 @@ def read_secret(config: StoreConfig) -> Secret | None:
 def secret_in(file: str | os.PathLike[str], setting: str, least: int = SECRET_BYTES_MIN) -> bytes:
     """The content of a file that a setting names, without white space around it. Raises StoreConfigError if other users
     may read the file, or if it has less than `least` bytes."""
-    path = Path(file)
+    path = real_path(file)  # no other user may choose the secret
     with files.translated(path):
         found = path.stat()
         fits = found.st_size <= SECRET_BYTES_MAX + 1
@@ -110,9 +110,10 @@ def slaves_context(config: StoreConfig) -> ssl.SSLContext | None:
 def _load(config: StoreConfig, context: ssl.SSLContext) -> None:
     try:
         if config.ha_tls_certificate_file:
-            context.load_cert_chain(config.ha_tls_certificate_file, config.ha_tls_key_file or None)
+            key = real_path(config.ha_tls_key_file) if config.ha_tls_key_file else None
+            context.load_cert_chain(real_path(config.ha_tls_certificate_file), key)
         if config.ha_tls_ca_file:
-            context.load_verify_locations(config.ha_tls_ca_file)
+            context.load_verify_locations(real_path(config.ha_tls_ca_file))
     except (OSError, ssl.SSLError) as error:
         raise StoreConfigError(
             f"ha_tls_certificate_file, ha_tls_key_file, ha_tls_ca_file: {error}"

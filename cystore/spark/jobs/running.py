@@ -32,12 +32,13 @@ from cystore.config_sources import resolve
 from cystore.derived.reading.snapshot import PIECE_BYTES
 from cystore.engine.inspect.recognize import store_above
 from cystore.operate import facts
-from cystore.operate.command import add_settings, real_path, store_config, store_path
+from cystore.operate.command import add_settings, store_config, store_path
 from cystore.operate.progress import Report
 from cystore.spark.frames import cores_of
 from cystore.spark.jobs.spread import spread
 from cystore.spark.options import SETTING_PREFIX, local_path
 from cystore.system import files
+from cystore.system.folders import real_path
 from cystore.system.threads import os_threads
 
 LEAST_RANGE_BYTES = 4 << 20

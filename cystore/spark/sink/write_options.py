@@ -6,10 +6,8 @@ This module refuses every user error before a task stages rows, with a StoreConf
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from cystore.columns.object_store import ObjectStore, is_url
@@ -24,6 +22,7 @@ from cystore.spark.options import (
     settings_of,
     whole_number,
 )
+from cystore.system.folders import real_path
 
 WRITE_NAMES = (
     *("path", "topic", "stagingPath", "sinkId", "txnAppId", "txnVersion", "checkpointLocation"),
@@ -110,7 +109,7 @@ def parse_write(given: Mapping[str, str], *, overwrite: bool, stream: bool) -> W
         )
     return WriteOptions(
         path=path,
-        staging=os.path.realpath(local_path(staging)) if staging else path + STAGING_SUFFIX,
+        staging=str(real_path(local_path(staging))) if staging else path + STAGING_SUFFIX,
         topic=options.get("topic"),
         sink=sink,
         version=version,
@@ -126,7 +125,7 @@ def _store_path(options: Mapping[str, str]) -> str:
     if is_url(path):
         _, url = ObjectStore.of(path, {})
         raise StoreConfigError(f"path {url} is a URL, and URLs are read-only: write to a store on its host")
-    found = Path(os.path.realpath(path))
+    found = real_path(path)
     if found.exists() and not found.is_dir():
         raise StoreConfigError(f"path {path} is a file; a store is a directory")
     return str(found)

@@ -17,6 +17,9 @@ import pytest
 
 import cystore
 from cystore import StoreConfigError, StorePermissionError
+from cystore.columns.arrow import places_of
+from cystore.ha.link.secret import secret_in
+from cystore.operate import backup
 from cystore.system import files, folders, ownership
 from tests.support.access import access, check_access, no_umask
 from tests.support.process import Failed
@@ -368,3 +371,78 @@ def test_rebuild_looks_before_it_removes_anything(tmp_path):
     (tmp_path / "above").chmod(0o755)
     root.chmod(0o757)
     assert "every user may write to it" in refusal()
+
+
+def sticky(place: Path) -> Path:
+    """A folder like /tmp."""
+    folder = place / "tmp"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+@needs_root
+@pytest.mark.may_skip(NEEDS_ROOT)
+def test_a_link_of_another_user_does_not_lead_to_a_store(place):
+    """Seen: root's store in a folder like /tmp became another one."""
+    fill(place / "store")
+    (place / "secret").write_text("a secret of sixteen bytes")
+    (place / "secret").chmod(0o600)
+    folder = sticky(place)
+    for name, target, owner in (
+        ("mine", "../store", 0), ("eves", "../store", EVE), ("above", "..", EVE), ("key", "../secret", EVE),
+        ("through", "eves", 0),
+    ):  # fmt: skip
+        (folder / name).symlink_to(target)
+        os.lchown(folder / name, owner, owner)
+    with cystore.open(folder / "mine", read_only=True) as store:
+        assert store.path == place / "store"
+    for name in ("eves", "above/store", "through"):
+        path, link = folder / name, folder / ("above" if "above" in name else "eves")
+        for call in (
+            lambda path=path: cystore.open(path),
+            lambda path=path: cystore.open(path, read_only=True),
+            lambda path=path: cystore.open(path, allow_any_owner=True),
+            lambda path=path: places_of(str(path)),
+            lambda path=path: backup.take(path, place / "copy", cystore.StoreConfig()),
+        ):
+            with pytest.raises(StorePermissionError, match=f"link of another user .user id {EVE}.") as caught:
+                call()
+            assert str(caught.value.path) == str(link)
+        for command in ("info", "verify", "clean", "topics"):
+            words = [sys.executable, "-m", "cystore", command, str(path)]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert done.returncode == 2 and "a symbolic link of another user" in done.stderr, done
+            assert "Traceback" not in done.stderr
+    with pytest.raises(StorePermissionError, match="link of another user"):
+        secret_in(folder / "key", "ha_secret_file")
+    assert secret_in(place / "secret", "ha_secret_file") == b"a secret of sixteen bytes"
+
+
+def test_links_resolve_as_the_system_resolves_them(tmp_path, monkeypatch):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name, target in (
+        ("up", "a/b/.."), ("abs", str(tmp_path / "a")), ("two", "up/b"), ("gone", "none/../x"), ("dots", "./a//b/"),
+    ):  # fmt: skip
+        (tmp_path / name).symlink_to(target)
+    monkeypatch.chdir(tmp_path / "a")
+    for text in (
+        "up",
+        "abs/b",
+        "two/../..",
+        "gone",
+        "dots",
+        "missing/../a",
+        "two",
+        "abs/../up",
+        "/",
+        "//tmp/..",
+        ".",
+    ):
+        for form in (text, str(tmp_path / text), f"../{text}"):
+            assert str(folders.real_path(form)) == os.path.realpath(form), form
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(cystore.StoreError):
+        cystore.open(tmp_path / "round" / "store")
+    with pytest.raises(cystore.StoreConfigError):
+        cystore.open("nul\0nul")
