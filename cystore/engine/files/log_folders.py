@@ -259,7 +259,7 @@ def _listed(data: bytes) -> Listed:
 
 
 def _way_out(copy: Path) -> str:
-    """What an operator can do about a list that is lost or damaged; looks at the copy first."""
+    """The way out for an operator whose list is lost or damaged. Looks at the copy first."""
     data = files.read_if_there(copy)
     try:
         _listed(data or b"")
