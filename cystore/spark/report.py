@@ -100,7 +100,7 @@ def tracebacks(runs: DataFrame, top: int = 20) -> DataFrame:
 
 def workflows(runs: DataFrame, top: int = 20) -> DataFrame:
     """A row for each root task and all its descendants: `name` of the root, `begin`, `seconds` until the last task
-    ended, `tasks`, `failed`. The longest come first."""
+    ended, `tasks`, `failed`. Those of several tasks come first, the longest of them before others."""
     begin = F.min(F.least("sent", "received", "started", "ended"))
     last = F.max(F.when(F.col("outcome") != RETRIED, F.col("ended")))
     return (
@@ -115,7 +115,7 @@ def workflows(runs: DataFrame, top: int = 20) -> DataFrame:
             F.count_if(F.col("failed")).alias("failed"),
         )
         .where("seconds IS NOT NULL")
-        .orderBy(F.desc("seconds"), "root_id")
+        .orderBy(F.col("tasks") == 1, F.desc("seconds"), "root_id")  # a task by itself is hardly a workflow
         .limit(top)
     )
 

@@ -244,11 +244,13 @@ def test_workflows_are_measured_from_their_first_event_to_their_last_end(spark):
         *(row("SENT", 3, task_id="child", root_id="root"), row("FAILED", 9, task_id="child", root_id="root")),
         *(row("RECEIVED", 500, task_id="child", root_id="root"),),
         *(row("SENT", 0, task_id="quick"), row("SUCCEEDED", 1, task_id="quick")),
+        *(row("SENT", 0, task_id="alone"), row("SUCCEEDED", 100, task_id="alone")),
         *(row("SENT", 0, task_id="never ended"),),
     ]
     found = report.workflows(spark.createDataFrame(rows, SCHEMA)).collect()
     assert [(one.root_id, one.name, one.seconds, one.tasks, one.failed) for one in found] == [
-        ("root", "shop.order", 9.0, 2, 1),
+        ("root", "shop.order", 9.0, 2, 1),  # before a task by itself that took longer
+        ("alone", "shop.pay", 100.0, 1, 0),
         ("quick", "shop.pay", 1.0, 1, 0),
     ]
 

@@ -3,6 +3,8 @@ nothing. Method: pages of made-up rows, parsed; no Spark, no browser."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
@@ -14,6 +16,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="pip install 'cystore[report]'")
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
+from cystore.operate.output import one_line
 from cystore.spark.reports import report_plots as plots
 from cystore.spark.reports.report_page import page
 from cystore.spark.reports.report_style import duration, short
@@ -94,6 +97,47 @@ def test_no_name_breaks_the_page_or_the_legend():
         assert told in text, told
     values = [attributes.get("data-value") for tag, attributes in found.tags if tag == "td"]
     assert "0.0123" in values and "5400.0" in values, "tables sort by numbers"
+
+
+def test_no_text_moves_the_cursor_or_turns_the_direction_of_writing():
+    """Seen: a name with a right-to-left override read as another one, and what a terminal obeys came out of a copy."""
+    odd = "a\x1b[2J\x00\u202egnp.exe\u2066\x85\ud800\rb"
+    flow = {"name": odd, "root_id": odd, "begin": HOUR, "seconds": 5.0, "tasks": 3, "failed": 0}
+    failure = {**dict.fromkeys(("name", "class", "exception", "task_id"), odd), "count": 1, "first": HOUR}
+    failure |= {"last": HOUR, "traceback": f"{odd}\n\tline two"}
+    worker = {**numbers("w"), "worker": odd}
+    text = page(
+        [odd] * 5, {odd: odd}, [numbers(odd)], [{**numbers(odd), "hour": HOUR}], [failure], [flow], [worker]
+    )
+    assert [c for c in set(text) if not c.isprintable() and c != "\n"] == []
+    told = one_line(odd)
+    assert told in Parsed(text).text and told == r"a\x1b[2J\x00\u202egnp.exe\u2066\x85\ud800\rb"
+    assert f"{told}\n        line two" in "".join(Parsed(text).text), "lines of a traceback stay lines"
+
+
+def test_the_page_allows_its_own_script_and_nothing_else():
+    text = made([HOUR], ["a"])
+    found = Parsed(text)
+    metas = [attributes for tag, attributes in found.tags if tag == "meta"]
+    (policy,) = [one["content"] for one in metas if one.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in (policy or "").split(";"))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert text.index("Content-Security-Policy") < min(text.index("<script"), text.index("<style"))
+    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+
+
+@pytest.mark.parametrize("count", [1, 24 * 366])
+def test_a_plot_is_small_enough_for_a_telephone(count):
+    """Seen: a plot was 700 pixels wide on a screen of 400, or had letters of 4 pixels."""
+    hours = [HOUR + timedelta(hours=number) for number in range(0, count, max(1, count // 50))]
+    text = made(hours, ["a", "b"])
+    assert not re.search(r"svg \{[^}]*min-width", text)
+    for width, plot in re.findall(r'<svg [^>]*viewBox="0 0 ([0-9.]+) [^>]*>(.*?)</svg>', text, re.DOTALL):
+        sizes = [float(size) for size in re.findall(r"font-size: ([0-9.]+)px", plot)]
+        assert sizes and min(sizes) * (400 - 32) / float(width) > 7
 
 
 def test_a_store_without_tasks_says_so():

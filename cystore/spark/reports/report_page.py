@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from html import escape
 from typing import Any
 
 from cystore import clock
+from cystore.operate.output import one_line
 from cystore.spark.reports.report_plots import (
     HOUR,
     NAME_MAX,
@@ -17,10 +17,15 @@ from cystore.spark.reports.report_plots import (
     runs_plot,
     times_plot,
 )
-from cystore.spark.reports.report_style import SCRIPT, STYLE, duration, short
+from cystore.spark.reports.report_style import SCRIPT, SCRIPT_HASH, STYLE, duration, shown_lines, shown_text
 
 EXCEPTION_MAX = 120
 STORES_IN_TITLE = 3  # more stores are a list to unfold
+# The page runs its own script and no other, and fetches nothing.
+POLICY = (
+    f"default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; style-src 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'"
+)
 NONE_FAILED = "<p>No task failed.</p>"
 
 
@@ -39,12 +44,13 @@ def page(
     title = f"Tasks in {', '.join(stores) if few else f'{len(stores)} stores'}"
     shown = [row["name"] for row in names[:NAMES_SHOWN]]
     head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+        f'<meta charset="utf-8"><meta HTTP-EQUIV="Content-Security-Policy" content="{POLICY}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{shown_text(title)}</title><style>{STYLE}</style>"
     )
-    parts = [f"<h1>{escape(title)}</h1>", f'<p class="when">{_when(hours)}</p>']
+    parts = [f"<h1>{shown_text(title)}</h1>", f'<p class="when">{_when(hours)}</p>']
     if not few:
-        listed = escape("\n".join(stores))
+        listed = shown_lines("\n".join(map(one_line, stores)))
         parts.append(f'<details class="stores"><summary>all stores</summary><pre>{listed}</pre></details>')
     parts += _parts(facts, names, hours, tracebacks, workflows, workers, shown) if names else [EMPTY]
     body = "\n".join(parts)
@@ -68,7 +74,9 @@ def _parts(
     workers: Rows,
     shown: Sequence[str],
 ) -> list[str]:
-    listed = "".join(f"<li><b>{escape(str(value))}</b>{escape(name)}</li>" for name, value in facts.items())
+    listed = "".join(
+        f"<li><b>{shown_text(str(value))}</b>{shown_text(name)}</li>" for name, value in facts.items()
+    )
     axis = Axis.of(hours)
     greatest = "" if axis.called == "hour" else f", the greatest of each {axis.called}"
     numbers = {
@@ -113,7 +121,7 @@ Cell = tuple[str, float | None, str]  # as HTML, the number to sort by, the text
 
 
 def _table(rows: Rows, columns: Mapping[str, Callable[[Mapping[str, Any]], Cell]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    head = "".join(f"<th>{shown_text(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(_cell(*of(row)) for of in columns.values()) + "</tr>\n" for row in rows)
     table = f"<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody>"
     return f'<div class="wide"><table class="sorts">{table}</table></div>'
@@ -134,13 +142,13 @@ def _failures(rows: Rows) -> str:
 
 def _cell(shown: str, value: float | None, hover: str) -> str:
     sort = "" if value is None else f' data-value="{value}"'
-    title = f' title="{escape(hover)}"' if hover else ""
+    title = f' title="{shown_text(hover)}"' if hover else ""
     return f"<td{sort}{title}>{shown}</td>"
 
 
 def _name(name: str) -> Callable[[Mapping[str, Any]], Cell]:
     """A text; a long one is cut, and the whole text appears on hover."""
-    return lambda row: (escape(short(str(row[name] or "?"), NAME_MAX)), None, str(row[name] or "?"))
+    return lambda row: (shown_text(str(row[name] or "?"), NAME_MAX), None, str(row[name] or "?"))
 
 
 def _number(name: str) -> Callable[[Mapping[str, Any]], Cell]:
@@ -161,9 +169,9 @@ def _time(name: str) -> Callable[[Mapping[str, Any]], Cell]:
 
 def _failure(row: Mapping[str, Any]) -> Cell:
     """The exception, with the traceback to unfold."""
-    said = escape(short(row["exception"] or row["class"], EXCEPTION_MAX))
+    said = shown_text(row["exception"] or row["class"], EXCEPTION_MAX)
     told = f"task {row['task_id']}\n\n{row['traceback'] or 'no traceback'}"
-    return f"<details><summary>{said}</summary><pre>{escape(told)}</pre></details>", None, ""
+    return f"<details><summary>{said}</summary><pre>{shown_lines(told)}</pre></details>", None, ""
 
 
 WORKFLOW = {

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from html import escape
 from typing import Any
 
 import matplotlib
@@ -18,7 +17,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from cystore.spark.reports.report_style import duration, short
+from cystore.spark.reports.report_style import duration, shown_text
 
 Rows = Sequence[Mapping[str, Any]]
 NAMES_SHOWN = 8  # of tasks in a plot, each in its own colour
@@ -29,6 +28,7 @@ COLOURS = ("#4269d0", "#efb118", "#6cc5b0", "#3ca951", "#a463f2", "#97bbf5", "#9
 HOUR = timedelta(hours=1)
 EPOCH = datetime(1970, 1, 5, tzinfo=UTC)  # a Monday, so weeks begin with one
 BARS_MAX = 100
+WIDTH = 7  # in inches: small enough that a telephone shows it whole with texts that can be read
 STEPS = {1: "hour", 2: "2 hours", 6: "6 hours", 24: "day", 7 * 24: "week", 28 * 24: "4 weeks"}
 # Seconds at which the axis of times has a line; with further lines between them if there would be too few.
 TIMES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 60, 600, 3_600, 86_400, 864_000)
@@ -77,7 +77,7 @@ def runs_plot(hours: Rows, shown: Sequence[str], axis: Axis) -> str:
         of[row["name"] if row["name"] in shown else None][bar] += row["count"]
         failed[bar] += row["failed"]
     bad = any(failed.values())
-    figure = _figure(5.2 if bad else 4)
+    figure = _figure(4.2 if bad else 3.2)
     parts = figure.subplots(
         2 if bad else 1, sharex=True, height_ratios=(3, 1) if bad else None, squeeze=False
     )
@@ -101,7 +101,7 @@ def runs_plot(hours: Rows, shown: Sequence[str], axis: Axis) -> str:
 
 def times_plot(hours: Rows, shown: Sequence[str], axis: Axis, column: str) -> str:
     """A percentile by task, over time; for hours in one bar, the greatest. Empty if no value is known."""
-    figure = _figure(4)
+    figure = _figure(3.2)
     axes = figure.subplots()
     drawn = []
     for name in shown:
@@ -142,7 +142,7 @@ def _lines(low: float, high: float) -> list[float]:
 
 
 def _figure(height: float) -> Any:
-    return Figure(figsize=(12, height), layout="constrained")
+    return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def _bars(
@@ -163,7 +163,7 @@ def _dress(axes: Any, axis: Axis) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     margin = (axis.end - axis.begin) / 60
     axes.set_xlim(axis.begin - margin, axis.end + margin)
-    locator = AutoDateLocator(minticks=3, maxticks=9)
+    locator = AutoDateLocator(minticks=3, maxticks=7)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
 
@@ -181,8 +181,8 @@ def _html(figure: Any, drawn: Sequence[str | None], shown: Sequence[str]) -> str
         figure.savefig(text, format="svg", metadata={"Date": None})
     svg = text.getvalue()[text.getvalue().index("<svg") :].replace("#000000", "currentColor")
     items = "".join(
-        f'<li title="{escape(name or OTHERS)}"><i style="background:{_colour(name, shown)}"></i>'
-        f"{escape(short(name, NAME_MAX)) if name is not None else f'<em>({OTHERS})</em>'}</li>"
+        f'<li title="{shown_text(name or OTHERS)}"><i style="background:{_colour(name, shown)}"></i>'
+        f"{shown_text(name, NAME_MAX) if name is not None else f'<em>({OTHERS})</em>'}</li>"
         for name in drawn
     )
     return f'<div class="wide">{svg}</div>\n<ul class="legend">{items}</ul>'

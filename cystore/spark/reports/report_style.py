@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
+from html import escape
+
+from cystore.operate.output import one_line
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d1f24; --soft: #6a6f78; --line: #dcdfe4;
@@ -35,13 +40,15 @@ input { font: inherit; padding: .3rem .6rem; border: 1px solid var(--line); bord
   color: inherit; width: 100%; max-width: 20rem; }
 pre { overflow-x: auto; background: var(--card); color: var(--ink); padding: .6rem; font-size: 12px;
   white-space: pre-wrap; }
-svg { width: 100%; min-width: 44rem; height: auto; fill: currentColor; }
+svg { width: 100%; max-width: 48rem; height: auto; fill: currentColor; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; list-style: none; font-size: .9rem; }
 .legend li { overflow-wrap: anywhere; } .legend em { color: var(--soft); }
 .legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem; margin-right: .4rem; }
 summary { overflow-wrap: anywhere; cursor: pointer; } .stores { color: var(--soft); margin-bottom: 1rem; }
-@media (min-width: 48rem) { td:first-child { position: sticky; left: 0; background: var(--back); }
-  th:first-child { left: 0; z-index: 2; } }
+td:first-child { position: sticky; left: 0; background: var(--back); } th:first-child { left: 0; z-index: 2; }
+@media (max-width: 48rem) { body { margin: 1rem auto; }
+  td:first-child { max-width: 9rem; overflow: hidden; text-overflow: ellipsis; }
+  td:has(details) { min-width: 14rem; } }
 .bad { color: var(--bad); } .empty { background: var(--card); border-radius: .5rem; padding: 1rem; }
 """
 
@@ -68,6 +75,8 @@ for (const table of document.querySelectorAll("table.sorts")) {
 }
 """
 
+SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+
 _UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -87,3 +96,15 @@ def duration(seconds: float | None, digits_max: int = 2) -> str:
 def short(name: str, most: int) -> str:
     """A name; if it is longer than `most`, its middle is left out."""
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[len(name) - (most - most // 2) :]}"
+
+
+def shown_text(text: str, most: int | None = None) -> str:
+    """A text of one line as HTML, cut to `most` characters; what moves the cursor or turns the direction of writing is
+    an escape, as in commands."""
+    plain = one_line(text)
+    return escape(plain if most is None else short(plain, most))
+
+
+def shown_lines(text: str) -> str:
+    """A text of several lines as HTML."""
+    return "\n".join(map(shown_text, text.expandtabs().split("\n")))

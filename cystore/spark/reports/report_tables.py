@@ -210,4 +210,7 @@ def _workflows(runs: pa.Table, top: int) -> pa.Table:
             "failed": found["failed_sum"],
         }
     )
-    return result.sort_by([("seconds", "descending"), ("root_id", "ascending")]).slice(0, top)
+    alone = pc.equal(result["tasks"], 1)  # a task by itself is hardly a workflow
+    order = [("alone", "ascending"), ("seconds", "descending"), ("root_id", "ascending")]
+    found = result.append_column("alone", alone.cast(pa.int8())).sort_by(order).slice(0, top)
+    return found.drop_columns(["alone"])
