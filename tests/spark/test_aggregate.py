@@ -16,7 +16,7 @@ import pytest
 import cystore
 from cystore.spark.jobs import aggregate as job
 from cystore.system import files
-from tests.support.access import check_access, no_umask
+from tests.support.disks.access import check_access, no_umask
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SCHEMA = (

@@ -20,7 +20,7 @@ import cystore
 from tests.spark.conftest import ROOT
 from tests.spark.test_processes import kill
 from tests.spark.test_report import told
-from tests.support.access import check_access
+from tests.support.disks.access import check_access
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 

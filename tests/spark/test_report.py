@@ -24,7 +24,7 @@ from cystore.spark.jobs.report import write_report
 from cystore.spark.jobs.report_folder import check_out
 from cystore.spark.jobs.running import source_options
 from tests.spark.conftest import STORE_OPTIONS
-from tests.support.access import check_access, no_umask
+from tests.support.disks.access import check_access, no_umask
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SCHEMA = (

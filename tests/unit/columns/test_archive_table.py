@@ -23,7 +23,7 @@ import cystore
 from cystore.columns.archiver import archive_store
 from cystore.columns.parquet import OF_LOG
 from cystore.services.retention.archive_mark import content_of
-from tests.support.access import check_access, no_umask
+from tests.support.disks.access import check_access, no_umask
 from tests.support.process import Process
 from tests.support.s3 import BUCKET, SECRET, S3Server, object_store
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small

@@ -21,7 +21,7 @@ from cystore.columns.arrow import places_of
 from cystore.ha.link.secret import secret_in
 from cystore.operate import backup
 from cystore.system import files, folders, ownership
-from tests.support.access import access, check_access, no_umask
+from tests.support.disks.access import access, check_access, no_umask
 from tests.support.process import Failed
 from tests.support.small_stores import open_small
 from tests.support.users import (
