@@ -33,6 +33,9 @@ LOG_FOLDER = "commitlog"  # the store's own folder of the log
 _COMPACTED_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\*?")
 
 
+FOREVER_H = 24 * 366 * 100  # a hundred years
+FOREVER = (-1, "never")  # as it is written in files, on the command line and in URLs; the store has FOREVER_H
+KEPT = {"file_reserved_time_h": "messages", "quarantine_reserved_time_h": "copies of damaged bytes"}
 LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 
 
@@ -300,6 +303,19 @@ class StoreConfig(_Given):
                 object.__setattr__(copy, name, getattr(self, name))
         return copy
 
+    def meaning(self, name: str) -> str:
+        """What the value of a setting lets go, in a line for people; "" where the value says so itself."""
+        if name not in KEPT or 0 < getattr(self, name) < FOREVER_H:
+            return ""
+        if getattr(self, name):
+            return f"{name}: {KEPT[name]} do not expire by age (never)"
+        what = (
+            "every whole segment, and all messages in it"
+            if name == "file_reserved_time_h"
+            else "all " + KEPT[name]
+        )
+        return f"{name}=0: each clean removes {what}, however new; -1 or never keeps them for ever"
+
     @classmethod
     def from_toml(cls, path: Path | str, **more: Any) -> StoreConfig:
         """A configuration from the top level (or the table ``[cystore]``) of a TOML file. Values in `more` win over the
@@ -329,6 +345,8 @@ class StoreConfig(_Given):
             if value.lower() not in words:
                 raise StoreConfigError(f"{name} must be true or false, not {value!r}")
             return name, words[value.lower()]
+        if name in KEPT and value in map(str, FOREVER):
+            return name, FOREVER_H
         if kind is int:
             try:
                 return name, int(value.replace("_", ""))
@@ -402,14 +420,14 @@ _BOUNDS = {
     "flush_least_pages_when_warm_mapped_file": (1, 1 << 28),
     "mapped_bytes_max": (4096, 1 << 50),
     "check_at_load_bytes": (0, 1 << 50),
-    "file_reserved_time_h": (0, 24 * 366 * 100),
-    "roll_interval_h": (1, 24 * 366 * 100),
+    "file_reserved_time_h": (0, FOREVER_H),
+    "roll_interval_h": (1, FOREVER_H),
     "max_clock_jump_s": (1, 86_400 * 366),
     "disk_max_used_space_ratio": (0, 100),
     "disk_space_clean_forcibly_ratio": (0, 100),
     "disk_space_warning_level_ratio": (0, 100),
     "min_free_bytes": (0, 1 << 60),
-    "quarantine_reserved_time_h": (0, 24 * 366 * 100),
+    "quarantine_reserved_time_h": (0, FOREVER_H),
     "quarantine_bytes_max": (0, 1 << 60),
     "ha_listen_port": (0, 65_535),
     "ha_send_heartbeat_interval_ms": (10, 86_400_000),
@@ -444,6 +462,8 @@ def _types() -> dict[str, Any]:
 
 
 def _checked(name: str, kind: Any, value: Any) -> Any:
+    if name in KEPT and value in FOREVER:
+        return FOREVER_H
     if kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise StoreConfigError(f"{name} must be a whole number, not {value!r}")

@@ -32,6 +32,7 @@ from cystore import (
     StorePermissionError,
 )
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX
+from cystore.config import FOREVER_H
 from cystore.config_sources import given_outside
 from cystore.errors import hidden
 from cystore.layout import CONSTANTS
@@ -51,7 +52,6 @@ MANIFEST = "manifest"  # a file in each store that was opened once
 EXAMPLE = "cystore:///var/lib/app/store"
 MIB = 1 << 20
 QUEUE_ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
-FOREVER_H = 24 * 366 * 100  # a hundred years, the most that a store takes: cleaning by age is off
 
 DAY_H = 24
 ANY_HOUR = ";".join(f"{hour:02}" for hour in range(DAY_H))

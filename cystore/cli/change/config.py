@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore.config import LOG_PATHS, StoreConfig
+from cystore.config import KEPT, LOG_PATHS, StoreConfig
 from cystore.engine.manifest.manifest import Manifest, look, read_facts
 from cystore.engine.manifest.store_settings import POOL_ENABLE, RETENTION, SHAPE, configure, sources
 from cystore.errors import StoreConfigError
@@ -65,9 +65,11 @@ def _run(args: argparse.Namespace) -> int:
         for name, value in given:
             if name not in changes:
                 write_note(f"{name}={value} holds for this command alone: the store keeps no value of it")
-        _write_settings(
-            {name: before[name] for name in changes}, sources(config, read_facts(args.path)[0]), args
-        )
+        settings = sources(config, read_facts(args.path)[0])
+        _write_settings({name: before[name] for name in changes}, settings, args)
+        for name in KEPT:
+            if name in changes and (line := config.but(**{name: settings[name][0]}).meaning(name)):
+                write_note(line)
     else:
         _write_settings(before, before, args)
     return OK

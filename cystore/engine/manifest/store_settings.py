@@ -15,7 +15,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from cystore.config import DEFAULTS, EXT_UNIT_FIXED_BYTES, LOG_PATHS, StoreConfig
+from cystore.config import DEFAULTS, EXT_UNIT_FIXED_BYTES, KEPT, LOG_PATHS, StoreConfig
 from cystore.engine.files.log_folders import check_new_folders
 from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.errors import StoreConfigError, StoreFormatError
@@ -199,6 +199,10 @@ def _has(name: str, config: StoreConfig) -> bool:
 
 def _tell_of_ignored(manifest: Manifest, config: StoreConfig) -> None:
     settings = manifest.snapshot().settings
+    policy = config.but(**{name: settings[name] for name in KEPT if name in settings})
+    for name in KEPT:
+        if not getattr(policy, name):
+            log.warning("%s: %s", manifest.root, policy.meaning(name))
     for name in RETENTION:
         given = getattr(config, name)
         if config.gives(name) and settings.get(name, given) != given:
@@ -223,7 +227,9 @@ def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
                 f"{name} is not a changeable setting of the store; changeable are {', '.join(CHANGEABLE)}"
             )
     given = {name: value for name, value in changes.items() if value is not None}
-    StoreConfig.from_mapping({name: value for name, value in given.items() if name not in LOG_PATHS})
+    plain = {name: value for name, value in given.items() if name not in LOG_PATHS}
+    checked = StoreConfig.from_mapping(plain)
+    changes = {**changes, **{name: getattr(checked, name) for name in plain}}
     if any(name in LOG_PATHS for name in given):
         check_new_folders(manifest.root, _paths({**manifest.snapshot().settings, **changes}))
 

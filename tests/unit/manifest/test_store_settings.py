@@ -2,6 +2,8 @@
 one store that were given different settings."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -85,6 +87,58 @@ def test_config_shows_and_changes_the_stores_settings(tmp_path, capsys):
     assert "max_queues=8 holds for this command alone" in said.err
     assert main(["config", path, "--unset", "file_reserved_time_h"]) == 0
     assert capsys.readouterr().out == "file_reserved_time_h = 72  (default), before: 24 (store)\n"
+
+
+@pytest.mark.parametrize("never", [-1, "never"])
+@pytest.mark.parametrize("name", ["file_reserved_time_h", "quarantine_reserved_time_h"])
+def test_for_ever_has_one_spelling_everywhere(tmp_path, monkeypatch, capsys, name, never):
+    path, forever_h = str(tmp_path / "s"), 24 * 366 * 100
+    toml = tmp_path / "settings.toml"
+    toml.write_text(f"{name} = {json.dumps(never)}\n")
+    assert getattr(cystore.StoreConfig.from_toml(toml), name) == forever_h
+    assert cystore.StoreConfig.parse_setting(f"{name}={never}") == (name, forever_h)
+    monkeypatch.setenv("CYSTORE_" + name.upper(), str(never))
+    with cystore.open(path) as store:
+        assert getattr(store.settings, name) == forever_h
+        store.configure(**{name: 7})
+        store.configure(**{name: never})
+        assert getattr(store.settings, name) == forever_h
+    monkeypatch.delenv("CYSTORE_" + name.upper())
+    capsys.readouterr()
+    assert main(["config", path, "--set", f"{name}={never}"]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{name} = {forever_h}  (store)\n"
+    assert "do not expire by age (never)" in said.err
+    for wrong in (-2, "ever", True, "-1 ", None):
+        with pytest.raises(cystore.StoreConfigError, match=name):
+            cystore.StoreConfig(**{name: wrong})
+
+
+def test_zero_is_said_where_it_is_set_and_where_the_store_is_opened_and_cleaned(tmp_path, caplog):
+    path = str(tmp_path / "s")
+    line = (
+        "file_reserved_time_h=0: each clean removes every whole segment, and all messages in it, however new"
+    )
+
+    def lines(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "cystore", *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stderr.count(line)
+
+    open_small(path).close()
+    assert lines("config", path, "--set", "file_reserved_time_h=0") == 1
+    open_small(path).close()
+    assert caplog.text.count(line) == 1
+    assert lines("clean", path) == 1
+    caplog.clear()
+    open_small(path, read_only=True).close()
+    with open_small(path) as store:
+        assert caplog.text.count(line) == 1
+        store.configure(file_reserved_time_h=1)
+    caplog.clear()
+    open_small(path).close()
+    assert line not in caplog.text
 
 
 def test_config_refuses_what_it_cannot_change(tmp_path, capsys):
