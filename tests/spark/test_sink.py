@@ -4,6 +4,7 @@ Spark session; a driver killed while it streams into a store, and its query star
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,21 @@ def test_rows_as_kafkas_sink_takes_them(spark, tmp_path):
     assert all(row.keys == [f"k{int(row.value)}"] and row.properties == {"KEYS": row.key} for row in rows)
     with cystore.open(store, **SETTINGS) as opened:
         assert bytes(opened.query("yes", "k42")[0].body) == b"42"
+
+
+def test_a_thread_writes_when_the_session_is_its_own(spark, tmp_path):
+    """docs/spark.md says what a thread does first. Without that, Spark finds no Python data source from there."""
+    frame = spark.createDataFrame([("T", b"x")], "topic STRING, value BINARY")
+
+    def write(number: int) -> None:
+        spark.createDataFrame([], "a INT")
+        frame.write.format("cystore").mode("append").save(str(tmp_path / f"store{number}"))
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write, range(2)))
+    for number in range(2):
+        with cystore.open(tmp_path / f"store{number}", read_only=True) as store:
+            assert [bytes(message.body) for message in store.scan()] == [b"x"]
 
 
 def test_a_write_that_fails_says_why_and_leaves_nothing(spark, tmp_path):
