@@ -120,6 +120,21 @@ def workflows(runs: DataFrame, top: int = 20) -> DataFrame:
     )
 
 
+def unfinished(runs: DataFrame, top: int = 20) -> DataFrame:
+    """Tasks whose newest attempt has no end: `name`, `task_id`, `retries`, `state` (sent, received, started), `since`
+    its first event, `worker`, and `total`, their number; the oldest first."""
+    kept = ("name", "retries", "sent", "received", "started", "outcome", "worker")
+    newest = runs_of(runs).groupBy("task_id").agg(F.max_by(F.struct(*kept), "retries").alias("newest"))
+    found = newest.select("task_id", "newest.*").where("outcome IS NULL")
+    state = F.when(F.col("started").isNotNull(), "started").when(F.col("received").isNotNull(), "received")
+    since = F.least("sent", "received", "started").alias("since")
+    shown = found.select(
+        "name", "task_id", "retries", state.otherwise("sent").alias("state"), since, "worker"
+    )
+    total = found.agg(F.count("*").alias("total"))
+    return shown.orderBy("since", "task_id").limit(top).crossJoin(total).orderBy("since", "task_id")
+
+
 def live(events: DataFrame, window: str = "1 minute", watermark: str = "10 minutes") -> DataFrame:
     """The numbers of runs by `name` and window, from a stream of events. A window gets its row when an event arrives
     that is later than the window's end by `watermark`.

@@ -255,6 +255,25 @@ def test_workflows_are_measured_from_their_first_event_to_their_last_end(spark):
     ]
 
 
+def test_unfinished_tasks_are_those_whose_newest_attempt_has_no_end(spark):
+    rows = [
+        *(row("SENT", 0, task_id="done"), row("SUCCEEDED", 9, task_id="done")),
+        *(row("SENT", 2, task_id="waits"),),
+        *(
+            row("SENT", 1, task_id="runs"),
+            row("RECEIVED", 2, task_id="runs"),
+            row("STARTED", 3, task_id="runs"),
+        ),
+        *(row("STARTED", 1, task_id="again"), row("SENT", 4, task_id="again", retries=1)),
+        *(row("SENT", 1, task_id="ended later"), row("FAILED", 8, task_id="ended later", retries=1)),
+    ]
+    found = report.unfinished(spark.createDataFrame(rows, SCHEMA), 2).collect()
+    assert [(one.task_id, one.retries, one.state, one.since.second, one.total) for one in found] == [
+        ("runs", 0, "started", 1, 3),
+        ("waits", 0, "sent", 2, 3),
+    ]
+
+
 def test_the_report_is_parquet_and_one_page_that_needs_nothing_else(spark, make_store, tmp_path):
     store = make_store()
     for n in range(20):
@@ -334,6 +353,7 @@ def test_a_report_is_the_same_whoever_reads_and_whoever_counts(spark, make_store
             [
                 told("SENT", name, f"t{n}", root, retries=n % 2),
                 told("RECEIVED", name, f"t{n}", root, **details),
+                told("SENT", name, f"never {n}", root),
             ]
         )
         store.put_many([told("STARTED", name, f"t{n}", root, **details), ends[n % 5]])
@@ -353,6 +373,8 @@ def test_a_report_is_the_same_whoever_reads_and_whoever_counts(spark, make_store
         for other in others:
             assert first.schema.names == other.schema.names, table
             assert first.to_pylist() == other.to_pylist(), table
+    pages = [Path(one["out"], "report.html").read_text() for one in summaries]
+    assert len({page[page.index("Unfinished tasks") :] for page in pages}) == 1
     parts = task_runs.task_runs(task_events.task_events(spark.read, str(store.path), **STORE_OPTIONS))
     fast = task_runs.read_runs(spark.read, str(store.path), **STORE_OPTIONS)
     assert parts.schema.simpleString() == fast.schema.simpleString()

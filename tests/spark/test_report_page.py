@@ -140,6 +140,15 @@ def test_a_plot_is_small_enough_for_a_telephone(count):
         assert sizes and min(sizes) * (400 - 32) / float(width) > 7
 
 
+def test_unfinished_tasks_are_a_list_also_where_no_task_has_ended():
+    row = {"task_id": "t" * 90, "retries": 0, "state": "sent", "since": HOUR, "worker": None, "total": 1234}
+    text = page(["s"], {"unfinished": "1,234"}, [], [], [], [], [], [{**row, "name": "<b>"}])
+    found = Parsed(text)
+    assert "Unfinished tasks: the oldest 1 of 1,234" in found.text and "2026-03-01 12:00:00" in found.text
+    assert "t" * 90 not in found.text, "a long id is cut"
+    assert "<svg" not in text and "There is no task" not in text
+
+
 def test_a_store_without_tasks_says_so():
     text = page(["store"], {"runs": "0"}, [], [], [], [])
     assert "There is no task in this time" in text and "<svg" not in text and "<table" not in text

@@ -30,6 +30,7 @@ from cystore.system import files
 
 HELP = "task analytics: Parquet tables and an HTML page"
 TOP = 20
+ONLY_ON_THE_PAGE = ("unfinished",)  # true for the moment of the report alone
 # For a small log Spark compiles more code than it runs: with only the quick compiler, the command takes two thirds of
 # the processor time. The driver's options from --conf or Spark's configuration follow it.
 _SHORT = (("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1"),)
@@ -106,7 +107,8 @@ def write_report(
     with replaced(folder) as making:
         tables = _tables(spark, stores, options, top)
         for name, table in tables.items():
-            write_parquet(making, making / name / "part-0.parquet", table)
+            if name not in ONLY_ON_THE_PAGE:
+                write_parquet(making, making / name / "part-0.parquet", table)
         rows = {name: table.to_pylist() for name, table in tables.items()}
         facts = _facts(rows)
         page = _page(stores, facts, rows).encode()
@@ -163,6 +165,7 @@ def _by_spark(
         "workers": report.workers(runs),
         "tracebacks": report.tracebacks(runs, top),
         "workflows": report.workflows(runs, top),
+        "unfinished": report.unfinished(runs, top),
     }
     try:
         return {name: _in_utc(frame.toArrow()) for name, frame in frames.items()}
@@ -195,7 +198,8 @@ def _page(stores: str | Sequence[str], facts: dict[str, Any], rows: dict[str, li
     listed = [stores] if isinstance(stores, str) else list(stores)
     names = {"tasks": "task names", "runs": "runs", "failed": "failed", "retries": "retries"}
     shown = {names[name]: f"{value:,}" for name, value in facts.items()}
-    tables = (rows[name] for name in ("names", "hourly", "tracebacks", "workflows", "workers"))
+    shown["unfinished"] = f"{sum(row['total'] for row in rows['unfinished'][:1]):,}"
+    tables = (rows[name] for name in ("names", "hourly", "tracebacks", "workflows", "workers", "unfinished"))
     return page(listed, shown, *tables)
 
 

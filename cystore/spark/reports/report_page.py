@@ -37,6 +37,7 @@ def page(
     tracebacks: Rows,
     workflows: Rows,
     workers: Rows = (),
+    unfinished: Rows = (),
 ) -> str:
     """The page about `stores`. `hours` are the rows of `report.hourly`; the other tables come from the functions of
     their names."""
@@ -52,7 +53,10 @@ def page(
     if not few:
         listed = shown_lines("\n".join(map(one_line, stores)))
         parts.append(f'<details class="stores"><summary>all stores</summary><pre>{listed}</pre></details>')
-    parts += _parts(facts, names, hours, tracebacks, workflows, workers, shown) if names else [EMPTY]
+    if names or unfinished:
+        parts += _parts(facts, names, hours, tracebacks, workflows, workers, unfinished, shown)
+    else:
+        parts.append(EMPTY)
     body = "\n".join(parts)
     page = f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n'
     return f"{page}<script>{SCRIPT}</script></body></html>\n"
@@ -72,13 +76,12 @@ def _parts(
     tracebacks: Rows,
     workflows: Rows,
     workers: Rows,
+    unfinished: Rows,
     shown: Sequence[str],
 ) -> list[str]:
     listed = "".join(
         f"<li><b>{shown_text(str(value))}</b>{shown_text(name)}</li>" for name, value in facts.items()
     )
-    axis = Axis.of(hours)
-    greatest = "" if axis.called == "hour" else f", the greatest of each {axis.called}"
     numbers = {
         "runs": _number("count"),
         "failed": _number("failed"),
@@ -86,21 +89,33 @@ def _parts(
         "retries": _number("retried"),
         **{f"{what} p{p}": _seconds(f"{what}_p{p}") for what in ("runtime", "wait") for p in (50, 95, 99)},
     }
-    found = [
-        f'<ul class="facts">{listed}</ul>',
-        f"<h2>Runs by {axis.called}</h2>",
-        runs_plot(hours, shown, axis),
-    ]
-    for what in ("runtime", "wait"):
-        if drawn := times_plot(hours, shown, axis, f"{what}_p95"):
-            found += [f"<h2>{what.title()}: 95 of 100 are shorter{greatest}</h2>", drawn]
+    found = [f'<ul class="facts">{listed}</ul>']
+    if hours:
+        found += _plots(hours, shown)
     found += ["<h2>Tasks</h2>", _table(names, {"task": _name("name"), **numbers})]
     if workers:
         found += ["<h2>Workers</h2>", _table(workers, {"worker": _name("worker"), **numbers})]
     found += ["<h2>Most frequent failures</h2>", _failures(tracebacks) if tracebacks else NONE_FAILED]
     if workflows:
         found += ["<h2>Slowest workflows</h2>", _table(workflows, WORKFLOW)]
+    if unfinished:
+        found += [f"<h2>Unfinished tasks: {_oldest(unfinished)}</h2>", _table(unfinished, UNFINISHED)]
     return found
+
+
+def _plots(hours: Rows, shown: Sequence[str]) -> list[str]:
+    axis = Axis.of(hours)
+    greatest = "" if axis.called == "hour" else f", the greatest of each {axis.called}"
+    found = [f"<h2>Runs by {axis.called}</h2>", runs_plot(hours, shown, axis)]
+    for what in ("runtime", "wait"):
+        if drawn := times_plot(hours, shown, axis, f"{what}_p95"):
+            found += [f"<h2>{what.title()}: 95 of 100 are shorter{greatest}</h2>", drawn]
+    return found
+
+
+def _oldest(unfinished: Rows) -> str:
+    total = unfinished[0]["total"]
+    return f"{total:,}" if total == len(unfinished) else f"the oldest {len(unfinished):,} of {total:,}"
 
 
 def _when(hours: Rows) -> str:
@@ -181,4 +196,13 @@ WORKFLOW = {
     "took": _seconds("seconds"),
     "tasks": _number("tasks"),
     "failed": _number("failed"),
+}
+
+UNFINISHED = {
+    "task": _name("name"),
+    "id": _name("task_id"),
+    "state": _name("state"),
+    "since (UTC)": _time("since"),
+    "worker": _name("worker"),
+    "retries": _number("retries"),
 }

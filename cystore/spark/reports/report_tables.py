@@ -23,7 +23,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 def tables_of(parts: Sequence[pa.RecordBatch], top: int) -> dict[str, pa.Table]:
-    """`hourly`, `names`, `workers`, `tracebacks` and `workflows` from the attempts in parts of the log
+    """`hourly`, `names`, `workers`, `tracebacks`, `workflows` and `unfinished` from the attempts in parts of the log
     (`attempts.SCHEMA`)."""
     runs = joined(pa.Table.from_batches(parts, schema=SCHEMA))
     return {
@@ -32,6 +32,7 @@ def tables_of(parts: Sequence[pa.RecordBatch], top: int) -> dict[str, pa.Table]:
         "workers": _numbers(runs, "worker", hourly=False),
         "tracebacks": _tracebacks(runs, top),
         "workflows": _workflows(runs, top),
+        "unfinished": _unfinished(runs, top),
     }
 
 
@@ -58,6 +59,7 @@ def joined(parts: pa.Table) -> pa.Table:
     return pa.table(
         {
             "task_id": found["task_id"],
+            "retries": found["retries"],
             **{name: distinct.take(found[f"{name}_max"]) for name, (_, distinct) in texts.items()},
             **{name: found[f"{name}_min"] for name in least},
             **{name: parts[name].take(last) for name in at_end},
@@ -171,6 +173,25 @@ def _tracebacks(runs: pa.Table, top: int) -> pa.Table:
         ("fingerprint", "ascending"),
     ]
     return pa.table(columns).sort_by(order).slice(0, top)
+
+
+def _unfinished(runs: pa.Table, top: int) -> pa.Table:
+    newest = runs.group_by("task_id").aggregate([("retries", "max")])
+    at = pc.index_in(runs["task_id"], value_set=newest["task_id"].combine_chunks())
+    is_newest = pc.equal(runs["retries"], newest["retries_max"].take(at))
+    runs = runs.filter(pc.and_(pc.is_null(runs["outcome"]), is_newest))
+    state = pc.if_else(pc.is_valid(runs["received"]), "received", "sent")
+    times = [runs[name].cast(pa.int64()) for name in ("sent", "received", "started")]
+    result = pa.table(
+        {
+            **{name: runs[name] for name in ("name", "task_id", "retries")},
+            "state": pc.if_else(pc.is_valid(runs["started"]), "started", state),
+            "since": pc.min_element_wise(*times).cast(_TIME),
+            "worker": runs["worker"],
+            "total": pa.array(np.full(runs.num_rows, runs.num_rows)),
+        }
+    )
+    return result.sort_by([("since", "ascending"), ("task_id", "ascending")]).slice(0, top)
 
 
 def _workflows(runs: pa.Table, top: int) -> pa.Table:
