@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,44 +16,40 @@ from cystore._native.append.put import put_function
 from cystore._native.lookup.get_result import GetResult
 from cystore._native.lookup.key_reader import QueryResult, query_function
 from cystore._native.lookup.queue_reader import get_function, read_function
-from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message, PutResult
 from cystore._native.system.descriptor import AtDrop
 from cystore.attachment.attach import Attachment, attach
 from cystore.attachment.interrupted_close import Leaving, keeping, weakly
-from cystore.attachment.private_reads import FOLLOWED, follow, has_moved, scan
+from cystore.attachment.private_reads import FOLLOWED, follow, has_moved
 from cystore.attachment.release_thread import housekeeper
 from cystore.attachment.service_threads import start_service
-from cystore.clock import wait_s
 from cystore.config import StoreConfig
 from cystore.config_sources import resolve
 from cystore.consumers.names import checked_group
 from cystore.derived.reading.by_key import DEFAULT_COUNT
-from cystore.engine.files.segments import Mode
-from cystore.engine.inspect.stats import QueueRange
 from cystore.errors import (
     MessageIllegalError,
     NotDurableError,
     StoreClosedError,
     StoreConfigError,
     StoreError,
+    StoreMovedError,
     StoreNotWritableError,
     StoreResourceError,
     hidden,
 )
-from cystore.filters.given_filter import Filter, predicate
+from cystore.filters.given_filter import Filter
 from cystore.ha.link.address import StoreUrl
 from cystore.once.surface import StoreOnce
 from cystore.services.threads import ServiceThread
 from cystore.surface.places import StorePlaces
 from cystore.surface.upkeep import StoreUpkeep
 from cystore.surface.waits import StoreWaits
-from cystore.system.folders import check_place, real_path
+from cystore.system import folders
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
 
 if TYPE_CHECKING:
-    from cystore.derived.reading.snapshot import LogSnapshot
     from cystore.ha.facts.shipment import GroupOffsets
 
 log = logging.getLogger("cystore")
@@ -85,6 +81,11 @@ def open(  # noqa: A001 - the surface's name
 
     A symbolic link to a store is resolved here, once; inside a store no link is followed.
 
+    A handle notices within a second that its path leads to another directory, or nowhere: a backup was restored, or the
+    directory was moved or deleted. A ``read_only=True`` handle then continues with the store at its path, and raises
+    StoreMovedError while there is none. Every call of any other handle raises StoreMovedError, until the directory is
+    back; `follow_path` makes it continue as well.
+
     Raises StoreConfigError, StoreLockedError, StoreFormatError (no store, foreign directory, other version attached),
     StorePermissionError (also for a store that another user could replace), StoreFullError.
     """
@@ -96,7 +97,7 @@ def open(  # noqa: A001 - the surface's name
         raise StoreConfigError(f"path must name a directory, not {path!r}")
     masters, path = _parted(path)
     try:
-        real = real_path(path)
+        real = folders.real_path(path)
     except ValueError as error:
         raise StoreConfigError(f"path must name a directory, not {path!r}: {error}") from error
     if not isinstance(config, StoreConfig):
@@ -132,8 +133,9 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
     """A store that this process is attached to; made by `cystore.open`. Safe for threads.
 
     A forked child attaches again by itself at first use. Offsets: a *queue offset* counts messages of one (topic,
-    queue id), a *physical offset* is a byte position in the commit log. Times are ms since the epoch. Source:
-    DefaultMessageStore.
+    queue id), a *physical offset* is a byte position in the commit log. Times are ms since the epoch. `followed` counts
+    how often this handle continued in another directory at its path; then offsets of the one before mean nothing.
+    Source: DefaultMessageStore.
     """
 
     def __init__(
@@ -141,6 +143,13 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
     ) -> None:
         self.path = path
         self.config = config
+        self.followed = 0
+        self._follows: bool = config.read_only
+        self._at_follow: Callable[[], object] | None = None
+        self._place: tuple[int, int] | None = None  # device and inode of the directory
+        # Attachments to directories that are not at this handle's path any more. Calls of other threads may still use
+        # them: they are left at the next look at the place.
+        self._behind: list[tuple[Attachment, Leaving, AtDrop]] = []
         self._lock = os_threads.RLock()
         self._closed = False
         self._was_attached = False  # a forked child that attaches again never makes a second store
@@ -155,47 +164,89 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
 
     def _attached(self) -> Attachment:
         """The parts. A forked child gets new ones here; so does a handle that reads alone, after another process
-        came."""
+        came; so does a handle that follows its path, after that leads to another directory. Raises StoreMovedError."""
         parts = self._parts
-        if parts is not None:
+        if parts is not None and not parts.control.place_due:
+            return parts
+        if parts is not None and self._is_at_place(parts):
+            self._leave_behind()
             return parts
         with self._lock:
             private = self._present()
         if private is not None:
             return private
         # Else the put of a signal handler would wait at the gate for its own thread, which has it.
-        return undisturbed(self._attach_again)
+        before = self.followed
+        parts = undisturbed(self._attach_again)
+        if self.followed != before and self._at_follow is not None:
+            self._at_follow()
+        return parts
 
     def _present(self) -> Attachment | None:
         """The parts that are of use, under the lock; None: this process has to attach again."""
         if self._closed:
             raise StoreClosedError("the store is closed", path=self.path)
-        private = self._private
+        private, parts = self._private, self._parts
         if private is None:
-            return self._parts
-        return None if has_moved(private) else private
+            return parts if parts is not None and self._is_at_place(parts) else None
+        if has_moved(private):
+            return None
+        private.control.place_seen()
+        return private
+
+    def _is_at_place(self, parts: Attachment) -> bool:
+        """Whether the path leads to the directory of these parts. Raises StoreMovedError if this handle does not
+        follow its path."""
+        try:
+            parts.look_at_place()
+        except StoreMovedError:
+            if not self._follows:
+                raise
+            return False
+        return True
 
     def _attach_again(self) -> Attachment:
         with self._lock:
             present = self._present()
             if present is not None:
                 return present
-            private = self._private
-            if private is None:
+            before = self._private or self._parts
+            if before is None:  # in a forked child
+                if self._place is not None and not self._follows:
+                    folders.check_leads(str(self.path), self._place)
                 return self._unless_closed(self._attach())
+            private = before.ground is not None
+            stays = private and folders.is_at_place(before.root)
             leaving, dropped = self._leaving, self._dropped
             try:
-                parts = self._attach(private)
+                parts = self._attach(before if stays else None)
             except BaseException as error:
                 self._leaving, self._dropped = leaving, dropped
-                self._start(private, [])
+                if private:
+                    self._start(before, [])
                 if isinstance(error, StoreError):
-                    check_place(private.root)  # raises if the directory was deleted or moved
+                    folders.check_place(before.root)  # raises if the directory was deleted or moved
                 raise
-            dropped.cancel()
-            housekeeper.unwatch(private)
-            private.replace_private()
+            if private:
+                dropped.cancel()
+                housekeeper.unwatch(before)
+                before.replace_private()
+            elif leaving is not None:
+                self._behind.append((before, leaving, dropped))
             return self._unless_closed(parts)
+
+    def _leave_behind(self) -> None:
+        """Leaves the directories that this handle followed its path away from."""
+        for entry in list(self._behind):
+            _, leaving, dropped = entry
+            _leavings.add(leaving)
+            try:
+                leaving.start()
+            except RuntimeError:  # no more threads: at the next look
+                return
+            dropped.cancel()
+            with contextlib.suppress(ValueError):  # another thread did the same
+                self._behind.remove(entry)
 
     def _unless_closed(self, parts: Attachment) -> Attachment:
         """A close that came meanwhile did not find these parts: leaves them."""
@@ -209,7 +260,10 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         meanwhile."""
         config = self.config.but(create=False) if self._was_attached else self.config
         revive = weakly(self, MessageStore._revive)
-        parts = attach(self.path, config, revive, self._progress, instead=instead)
+        path = self.path
+        if self._was_attached and instead is None:
+            path = folders.real_path(path)  # perhaps a link is there now
+        parts = attach(path, config, revive, self._progress, instead=instead)
         self._was_attached = True
         threads: list[ServiceThread] = []
         leaving = Leaving(parts, threads)
@@ -227,11 +281,26 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
                 leaving.here()
             leaving.settle()
             raise
+        self._enter_place(parts, path)
         if parts.ground is not None:
-            self._private = parts
+            self._parts, self._private = None, parts
         else:
             self._parts, self._private = parts, None
         return parts
+
+    def _enter_place(self, parts: Attachment, path: Path) -> None:
+        """Notes the directory of new parts, and counts it if it is another one than before."""
+        found = folders.identity(parts.root)
+        place = None if found is None else found[1:]
+        if self._place is not None and place != self._place:
+            self.followed += 1
+            log.warning(
+                "%s was moved, deleted or replaced: this process continues with the store that is at its path "
+                "now; positions of the one before mean nothing in it",
+                path,
+            )
+        self.path, self._place, parts.followed = path, place, self.followed
+        parts.control.place_seen()
 
     def _revive(self) -> Appender:
         """For an Appender that was detached: the Appender of the new attachment."""
@@ -272,10 +341,14 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         """In a forked child, which has no threads, and whose locks are the parent's. Only closes, never unlocks."""
         self._lock = os_threads.RLock()
         self._dropped.cancel()
-        parts, self._parts, self._private = self._parts or self._private, None, None
-        self._leaving = None
+        inherited = [parts for parts in (self._parts or self._private,) if parts is not None]
+        for parts, _, dropped in self._behind:
+            dropped.cancel()
+            inherited.append(parts)
+        self._parts = self._private = self._leaving = None
+        self._behind = []
         self._unbind()
-        if parts is not None:
+        for parts in inherited:
             parts.forked()
             # The frames of the parent's threads are never cleared in a child, nor are the objects that they refer to.
             parts.control.release()
@@ -283,6 +356,13 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
     def _unbind(self) -> None:
         for name in ("put", "put_many", *FOLLOWED):
             self.__dict__.pop(name, None)
+
+    def follow_path(self, followed: Callable[[], object] | None = None) -> None:
+        """From now on this handle follows its path, as one with ``read_only=True`` does: if another directory with a
+        store is there (a backup was restored), each call continues with that one, and `followed()` is called. Messages
+        that were put before are in the directory that was moved away."""
+        self._attached()  # raises for a closed store
+        self._follows, self._at_follow = True, followed
 
     @property
     def closed(self) -> bool:
@@ -300,6 +380,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         to call twice. Raises NotDurableError, after everything was released, when a part of the log may not be on disk.
         """
         leaving = self._leaving
+        behind = [other for _, other, _ in self._behind]
         below = leaving is not None and leaving.is_below()
         try:
             self._begin_to_leave(leaving)
@@ -307,6 +388,8 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
             self._begin_to_leave(leaving)
             raise
         if leaving is not None and not below:
+            for other in behind:
+                other.settle()
             leaving.wait()
             self._leaving = None
         _open_stores.discard(self)
@@ -316,6 +399,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         self._closed = True
         self._unbind()
         self._parts = self._private = None
+        self._leave_behind()
         if leaving is not None:
             _leavings.add(leaving)
             leaving.start()
@@ -415,37 +499,12 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         parts.flusher.flush_to(parts.control.log_end)
         parts.derived_flusher.flush()
 
-    def dispatch(self, *, max_bytes: int | None = None, timeout_s: float | None = None) -> int:
-        """Builds consume queues and index up to the present wrote position; returns the length of the dispatched log in
-        bytes.
-
-        Ends earlier after about `max_bytes` of log; `timeout_s` bounds the wait for another dispatcher (default: none).
-        """
-        parts = self._writable()
-        timeout_ms = int(wait_s(timeout_s) * 1000)
-        if max_bytes is not None:
-            max_bytes = whole("max_bytes", max_bytes)
-        before = parts.control.dispatched
-        if max_bytes is None and timeout_s is None:
-            parts.dispatcher.run_to_end()
-        else:
-            parts.dispatcher.run_once(max_bytes, timeout_ms=timeout_ms)
-        return parts.control.dispatched - before
-
-    def deliver(self, *, max_messages: int | None = None, timeout_s: float | None = None) -> int:
-        """Delivers delayed messages that are due by now, each once, to the topics of their puts; returns their number.
-
-        Delivers at most `max_messages`, for about `timeout_s`, which includes the wait for another process that
-        delivers. The service "schedule" does the same all the time. Raises the errors of `put`.
-        """
-        return self._writable().scheduler.deliver(max_messages, timeout_s)
-
     def _writable(self) -> Attachment:
         """For calls that change the store. Raises StoreMovedError if the path names another directory now."""
         parts = self._attached()
         if parts.appender is None:
             raise StoreNotWritableError("the store is open for reading only", path=self.path)
-        check_place(parts.root)
+        folders.check_place(parts.root)
         return parts
 
     # ----------------------------------------------------------------------------------------------- read
@@ -511,52 +570,6 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         """The record at a physical offset. Raises OffsetError if none begins there, CorruptRecordError if it is
         damaged."""
         return self._attached().commit_log.read(physical_offset)
-
-    def offset_by_time(
-        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: str = "nearest"
-    ) -> int:
-        """The queue offset for a store timestamp: the lowest with exactly that timestamp; else the nearer of the last
-        earlier and the first later message, the earlier one on a tie. A time before all messages gives the minimum, a
-        time after all of them the last message.
-
-        With `boundary` "lower": the first message at or after the time, the queue's end if there is none; what is read
-        from there on is not older than the time. "upper": the last message at or before it, the minimum if there is
-        none (BoundaryType of RocketMQ 5)."""
-        return self._attached().reader.offset_by_time(topic, queue_id, timestamp_ms, boundary=boundary)
-
-    def scan(
-        self, begin: int | None = None, end: int | None = None, *, filter: Filter | None = None
-    ) -> Iterator[Message]:
-        """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over.
-        Records that are cleaned meanwhile are left out, with a warning in the log. `filter` as for `get`. Raises
-        OffsetError if `begin` is below the log's minimum, CorruptRecordError, FilterError."""
-        wanted = None if filter is None else predicate(filter)
-        messages = scan(self._attached, begin, end)
-        return messages if wanted is None else (message for message in messages if wanted(message))
-
-    def snapshot(self) -> LogSnapshot:
-        """The log's present bounds, for readers beside the store; the log below its end does not change."""
-        from cystore.derived.reading.snapshot import LogSnapshot
-
-        parts = self._attached()
-        parts.reader.help_dispatch()
-        live = parts.mode is not Mode.PRIVATE
-        store_id = parts.manifest.snapshot().store_id
-        return LogSnapshot(
-            self.path, parts.control, parts.commit_log, parts.queues, live=live, store_id=store_id
-        )
-
-    def topics(self) -> dict[str, dict[int, QueueRange]]:
-        """Topics with their queues and the queue offsets that can be read. A queue that was removed is left out."""
-        parts = self._attached()
-        parts.reader.help_dispatch()
-        found: dict[str, dict[int, QueueRange]] = {}
-        removed = parts.manifest.snapshot().removed
-        for slot in range(parts.control.queue_count):
-            topic, queue_id, following, _, minimum = parts.control.queue(slot)
-            if minimum < following or removed.end((topic, queue_id)) < following:
-                found.setdefault(topic, {})[queue_id] = QueueRange(minimum, parts.reader.end_of(slot))
-        return {topic: dict(sorted(queues.items())) for topic, queues in sorted(found.items())}
 
     @property
     def recovery(self) -> Any:

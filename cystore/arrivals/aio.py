@@ -20,7 +20,7 @@ from cystore.arrivals.queue_watch import QueueWatch, Watched
 from cystore.clock import FOREVER_S, monotonic_s, wait_s
 from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
 from cystore.engine.inspect.queue_offset import queue_offset_in
-from cystore.errors import CorruptRecordError, StoreClosedError, StoreConfigError, StoreError
+from cystore.errors import CorruptRecordError, StoreClosedError, StoreConfigError, StoreError, StoreMovedError
 from cystore.filters.given_filter import Filter
 from cystore.results import GetStatus
 from cystore.system.threads import os_threads
@@ -58,15 +58,20 @@ class _Bell:
 
     def clear(self) -> None:
         """Forgets earlier rings."""
+        if isinstance(self._error, StoreMovedError):
+            self._error = None  # the directory may be back
         self._heard.clear()
 
     async def hear(self, timeout_s: float) -> bool:
-        """Waits for a ring: True; False after `timeout_s`. Raises StoreClosedError when the store is closed."""
+        """Waits for a ring: True; False after `timeout_s`. Raises StoreClosedError when the store is closed,
+        StoreMovedError while its directory is away."""
         try:
             async with asyncio.timeout(None if timeout_s >= FOREVER_S else timeout_s):
                 await self._heard.wait()
         except TimeoutError:
             return False
+        if isinstance(self._error, StoreMovedError):
+            raise self._error
         if self._error is not None:
             raise StoreClosedError(str(self._error)) from self._error
         return True
@@ -142,8 +147,9 @@ class AsyncStore:
 
         `begin`: behind the "last" message of each queue now, at its "first" one, or at a queue offset of a single
         queue. Queues that come later are read from their first message. Damaged messages are stepped over, with an
-        error in the log; an offset outside of a queue continues where RocketMQ does. Raises StoreClosedError,
-        FilterError, StoreConfigError.
+        error in the log; an offset outside of a queue continues where RocketMQ does. If the store follows its path to
+        another directory, the tail continues there with the messages that were stored after the last one that it gave.
+        Raises StoreClosedError, StoreMovedError, FilterError, StoreConfigError.
         """
         name = any_text("topic", topic)
         if queue_id is not None:
@@ -154,19 +160,25 @@ class AsyncStore:
             begin = whole("begin", begin, 0, FOREVER_MS, StoreConfigError)
         with self._watching(name, queue_id, None) as bell:
             offsets: dict[int, int] = {}
+            followed, seen_ms = self._store.followed, 0
             if begin == LAST:
+                seen_ms = self._store._attached().control.last_store_timestamp_ms
                 offsets = await self._in_thread(partial(self._ends, name, self._queues(name, queue_id)))
             if queue_id is not None and isinstance(begin, int):
                 offsets[queue_id] = begin
             get = partial(self._store.get, tags=tags, filter=filter)
             while True:
                 bell.clear()
-                moved = False
-                for number in self._queues(name, queue_id):
+                moved, numbers = False, self._queues(name, queue_id)
+                if followed != self._store.followed:
+                    followed = self._store.followed
+                    offsets = await self._in_thread(partial(self._later, name, numbers, seen_ms))
+                for number in numbers:
                     at = offsets.get(number, 0)
                     messages, offsets[number] = await self._in_thread(partial(_read, get, name, number, at))
                     moved = moved or offsets[number] != at
                     for message in messages:
+                        seen_ms = max(seen_ms, message.store_timestamp_ms or 0)
                         if self._sees(name, number, message):
                             yield message
                 if not moved:
@@ -195,7 +207,7 @@ class AsyncStore:
         """Whether readers of a queue get a message of it that was read a while ago."""
         parts = self._store._attached()
         slot = parts.control.find_queue(topic, queue_id)
-        return parts.reader.sees(message, slot, queue_offset_in(message, topic, queue_id))
+        return slot >= 0 and parts.reader.sees(message, slot, queue_offset_in(message, topic, queue_id))
 
     def _ends(self, topic: str, queue_ids: list[int]) -> dict[int, int]:
         """For each queue the offset behind the last message that a reader gets without another append."""
@@ -203,6 +215,11 @@ class AsyncStore:
         shown_end = parts.reader.shown_ends()
         slots = {number: parts.control.find_queue(topic, number) for number in queue_ids}
         return {number: shown_end(slot) if slot >= 0 else 0 for number, slot in slots.items()}
+
+    def _later(self, topic: str, queue_ids: list[int], seen_ms: int) -> dict[int, int]:
+        """For each queue the offset of the first message that was stored after `seen_ms`."""
+        by_time = partial(self._store.offset_by_time, topic, boundary="lower")
+        return {number: by_time(number, seen_ms + 1) for number in queue_ids}
 
     def _queues(self, topic: str, queue_id: int | None) -> list[int]:
         if queue_id is not None:

@@ -182,6 +182,7 @@ class Dispatcher:
             raise StoreClosedError("the store is closed", path=self._parts.root)
         if self._closed:
             raise StoreClosedError(f"dispatcher {self.name} is closed")
+        self._parts.look_at_place()
 
     def _state(self) -> State:
         minimum = self._parts.control.min_physical_offset
@@ -191,6 +192,7 @@ class Dispatcher:
         """A turn of the thread: one batch."""
         if self._parts.control.closed:
             raise StoreClosedError("the store is closed", path=self._parts.root)
+        self._parts.look_at_place()
         self._pause_s = 0.0
         if not self._runs and not self._take():
             self._pause_s = LOOK_S

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from cystore.arrivals.interruptible_sleep import InterruptibleSleep
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s
-from cystore.errors import StoreClosedError, StoreError
-from cystore.services.service_waits import RING_S
+from cystore.errors import StoreError, StoreMovedError
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
 
+PLACE_S = 0.5  # the longest sleep: then the thread looks whether the store's directory is still at its path
 IDLE_S = 5.0  # the thread ends after this time without an entry
 BETWEEN_S = 0.001  # between two looks that found nothing, while processes append
 BEHIND_S = 0.02  # while dispatch has not reached the log's end
@@ -28,7 +28,8 @@ BEHIND_S = 0.02  # while dispatch has not reached the log's end
 class Watched:
     """An entry: a queue, or all queues of a topic for `queue_id` None. The watching thread calls `arrived(queue_id,
     end)` when new messages of a queue can be read, all below the queue offset `end`; new since the last call, or since
-    the beginning. It calls `ended(error)` when the store is closed. Both must be short."""
+    the beginning. It calls `ended(error)` when the store is closed; and with a StoreMovedError, now and then, while the
+    store's directory is not at its path. Both must be short."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class QueueWatch:
         self._entries: dict[int, Watched] = {}
         self._wanted: dict[tuple[str, int | None], dict[int, Watched]] = {}
         self._thread: os_threads.Thread | None = None
-        self._sleeper, self._stopped = InterruptibleSleep(), False
+        self._sleeper = InterruptibleSleep()
         self._parts: Attachment | None = None
         self._topics: dict[str, dict[int, int]] = {}  # queue id, slot
         self._queues: dict[int, _Queue] = {}  # by slot: the watched queues
@@ -88,7 +89,7 @@ class QueueWatch:
                 for queue_id, slot in slots.items():
                     self._enter(queue_id, slot, entry)
                 if self._thread is None:
-                    self._stopped, self._used_s = False, monotonic_s()
+                    self._used_s = monotonic_s()
                     self._thread = os_threads.Thread(self._run, self._name)
                 else:
                     self._sleeper.wake()
@@ -117,8 +118,7 @@ class QueueWatch:
             return sorted(self._topics.get(topic, ()))
 
     def stop(self) -> None:
-        """Ends the watch when the store is closed."""
-        self._stopped = True
+        """Wakes the thread when an attachment of the store is left: it ends if the store is closed."""
         self._sleeper.wake()
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class QueueWatch:
     def _run(self) -> None:
         error: StoreError
         try:
-            while self._turn():
+            while self._turn_if_there():
                 pass
             return
         except StoreError as raised:
@@ -145,10 +145,20 @@ class QueueWatch:
         for entry in entries:
             entry.ended(error)
 
+    def _turn_if_there(self) -> bool:
+        """`_turn`; tells the entries while the store's directory is away."""
+        try:
+            return self._turn()
+        except StoreMovedError as error:
+            with self._lock:
+                entries = list(self._entries.values())
+            for entry in entries:
+                entry.ended(error)
+            self._sleeper.nap(PLACE_S)
+            return True
+
     def _turn(self) -> bool:
         """One look, then a sleep; False when no entry is left."""
-        if self._stopped:
-            raise StoreClosedError("the store is closed")
         parts = self._attached()
         if self.stop not in parts.at_stop:
             parts.at_stop.append(self.stop)
@@ -162,7 +172,7 @@ class QueueWatch:
         elif hurried and control.append_seq != seen:
             self._sleeper.nap(BETWEEN_S)
         else:
-            self._sleeper.sleep(control, parts.sleepers, seen, RING_S if self._entries else IDLE_S)
+            self._sleeper.sleep(control, parts.sleepers, seen, PLACE_S)
         with self._lock:
             if self._entries:
                 self._used_s = monotonic_s()
@@ -205,8 +215,15 @@ class QueueWatch:
 
     def _follow(self, parts: Attachment) -> None:
         """Takes in new queues, and their entries. If a handle that reads alone got other parts because another process
-        came, takes in all queues."""
-        if parts is not self._parts:
+        came, takes in all queues. If the handle followed its path to another directory, the ends that entries know
+        mean nothing: all messages there count as new."""
+        before = self._parts
+        if parts is not before:
+            if before is not None and self.stop in before.at_stop:
+                before.at_stop.remove(self.stop)
+            if before is not None and before.followed != parts.followed:
+                for entry in self._entries.values():
+                    entry.ends.clear()
             self._parts, self._topics, self._queues, self._queues_seen = parts, {}, {}, 0
         control = parts.control
         for slot in range(self._queues_seen, control.queue_count):

@@ -34,6 +34,13 @@ class StoreArrivals(ABC):
     @abstractmethod
     def get(self, *args: Any, **options: Any) -> GetResult: ...
 
+    @abstractmethod
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: str = "nearest"
+    ) -> int: ...
+
+    followed: int
+
     @property
     def dispatchers(self) -> Dispatchers:
         """The named dispatchers of the store: functions that get every record of the log, at least once."""

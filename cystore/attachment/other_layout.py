@@ -45,7 +45,7 @@ from cystore.errors import (
 from cystore.layout import takes_queue_offset
 from cystore.recovery.outcome import RecoveredState
 from cystore.recovery.recover import recover
-from cystore.system import files, platform
+from cystore.system import files, folders, platform
 from cystore.system.os_errors import is_missing
 from cystore.system.threads import os_threads
 
@@ -135,6 +135,9 @@ class Beside:
         control, words = self._control, read_words(self._root)
         if control is None or words is None or words.generation != self._words.generation:
             return True
+        if not folders.is_at_place(self._root):
+            return True
+        control.place_seen()
         if words == self._seen and monotonic_s() < self._look_again_s:
             return False  # nothing was committed, dispatched or cleaned since
         if not self._followed <= words.minimum <= self._walked or words.wrote < control.wrote:

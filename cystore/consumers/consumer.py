@@ -267,7 +267,7 @@ class Consumer:
     # -------------------------------------------------------------------------------------------- inside
 
     def _usable(self) -> Control:
-        """The control block. Raises StoreClosedError."""
+        """The control block. Raises StoreClosedError, StoreMovedError."""
         if self._pid != os.getpid():
             raise StoreClosedError(
                 f"this consumer of {self.group} belongs to process {self._pid}, which forked this one: make "
@@ -277,6 +277,7 @@ class Consumer:
             raise StoreClosedError(f"the consumer of {self.group} is closed")
         if self._parts.control.closed:
             raise StoreClosedError("the store is closed", path=self._parts.root)
+        self._parts.look_at_place()
         return self._parts.control
 
     def _queue_of(self, message: Message) -> QueueInFlight | None:

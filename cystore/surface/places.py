@@ -1,24 +1,36 @@
-"""The places and times of messages: message ids, memory or disk, store timestamps. Methods of MessageStore."""
+"""The places and times of messages: the log in order, topics and queues, message ids, memory or disk, store
+timestamps. Methods of MessageStore."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
 from cystore.attachment.attach import Attachment
+from cystore.attachment.private_reads import scan
 from cystore.derived.reading.by_key import DEFAULT_COUNT, FOREVER_MS
+from cystore.engine.files.segments import Mode
 from cystore.engine.inspect.message_id import MessageId, read_by_id
 from cystore.engine.inspect.queue_offset import queue_offset_in
+from cystore.engine.inspect.stats import QueueRange
 from cystore.engine.log.ages import Ages
+from cystore.filters.given_filter import Filter, predicate
 from cystore.surface.whole import WholeLog
+
+if TYPE_CHECKING:
+    from cystore.derived.reading.snapshot import LogSnapshot
 
 
 class StorePlaces(ABC):
     """The methods of `MessageStore` for the places of messages."""
 
     __slots__ = ()
+
+    path: Path
 
     @abstractmethod
     def _attached(self) -> Attachment: ...
@@ -33,6 +45,52 @@ class StorePlaces(ABC):
         """The record with RocketMQ's message id (viewMessage). Raises MessageIllegalError for text that is no message
         id; OffsetError if no record begins there, or if the record has another store host; CorruptRecordError."""
         return read_by_id(self._attached().commit_log, message_id)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: str = "nearest"
+    ) -> int:
+        """The queue offset for a store timestamp: the lowest with exactly that timestamp; else the nearer of the last
+        earlier and the first later message, the earlier one on a tie. A time before all messages gives the minimum, a
+        time after all of them the last message.
+
+        With `boundary` "lower": the first message at or after the time, the queue's end if there is none; what is read
+        from there on is not older than the time. "upper": the last message at or before it, the minimum if there is
+        none (BoundaryType of RocketMQ 5)."""
+        return self._attached().reader.offset_by_time(topic, queue_id, timestamp_ms, boundary=boundary)
+
+    def scan(
+        self, begin: int | None = None, end: int | None = None, *, filter: Filter | None = None
+    ) -> Iterator[Message]:
+        """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over.
+        Records that are cleaned meanwhile are left out, with a warning in the log. `filter` as for `get`. Raises
+        OffsetError if `begin` is below the log's minimum, CorruptRecordError, FilterError."""
+        wanted = None if filter is None else predicate(filter)
+        messages = scan(self._attached, begin, end)
+        return messages if wanted is None else (message for message in messages if wanted(message))
+
+    def snapshot(self) -> LogSnapshot:
+        """The log's present bounds, for readers beside the store; the log below its end does not change."""
+        from cystore.derived.reading.snapshot import LogSnapshot
+
+        parts = self._attached()
+        parts.reader.help_dispatch()
+        live = parts.mode is not Mode.PRIVATE
+        store_id = parts.manifest.snapshot().store_id
+        return LogSnapshot(
+            self.path, parts.control, parts.commit_log, parts.queues, live=live, store_id=store_id
+        )
+
+    def topics(self) -> dict[str, dict[int, QueueRange]]:
+        """Topics with their queues and the queue offsets that can be read. A queue that was removed is left out."""
+        parts = self._attached()
+        parts.reader.help_dispatch()
+        found: dict[str, dict[int, QueueRange]] = {}
+        removed = parts.manifest.snapshot().removed
+        for slot in range(parts.control.queue_count):
+            topic, queue_id, following, _, minimum = parts.control.queue(slot)
+            if minimum < following or removed.end((topic, queue_id)) < following:
+                found.setdefault(topic, {})[queue_id] = QueueRange(minimum, parts.reader.end_of(slot))
+        return {topic: dict(sorted(queues.items())) for topic, queues in sorted(found.items())}
 
     def earliest_time_ms(self, topic: str | None = None, queue_id: int = 0) -> int | None:
         """The store timestamp of the first message of a queue that can be read; without a topic, of the log's first

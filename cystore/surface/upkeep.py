@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cystore._native.memory import store_clock
 from cystore._native.record.argument_checks import any_text, whole
 from cystore.attachment.attach import Attachment
+from cystore.clock import wait_s
 from cystore.config import StoreConfig
 from cystore.engine.inspect.stats import put_bytes_by_topic, store_stats
 from cystore.engine.manifest.store_settings import configure
@@ -72,6 +73,31 @@ class StoreUpkeep(ABC):
         """Bytes of records that all processes appended since the first attach, by topic (BrokerStatsManager:
         TOPIC_PUT_SIZE)."""
         return put_bytes_by_topic(self._attached().control)
+
+    def dispatch(self, *, max_bytes: int | None = None, timeout_s: float | None = None) -> int:
+        """Builds consume queues and index up to the present wrote position; returns the length of the dispatched log in
+        bytes.
+
+        Ends earlier after about `max_bytes` of log; `timeout_s` bounds the wait for another dispatcher (default: none).
+        """
+        parts = self._writable()
+        timeout_ms = int(wait_s(timeout_s) * 1000)
+        if max_bytes is not None:
+            max_bytes = whole("max_bytes", max_bytes)
+        before = parts.control.dispatched
+        if max_bytes is None and timeout_s is None:
+            parts.dispatcher.run_to_end()
+        else:
+            parts.dispatcher.run_once(max_bytes, timeout_ms=timeout_ms)
+        return parts.control.dispatched - before
+
+    def deliver(self, *, max_messages: int | None = None, timeout_s: float | None = None) -> int:
+        """Delivers delayed messages that are due by now, each once, to the topics of their puts; returns their number.
+
+        Delivers at most `max_messages`, for about `timeout_s`, which includes the wait for another process that
+        delivers. The service "schedule" does the same all the time. Raises the errors of `put`.
+        """
+        return self._writable().scheduler.deliver(max_messages, timeout_s)
 
     def clean(self, max_segments: int | None = None, *, forcibly: bool = False) -> Cleaned:
         """Removes expired messages (file_reserved_time_h), at any hour: whole segments, oldest first, then the queue

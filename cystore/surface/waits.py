@@ -13,7 +13,10 @@ from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
 from cystore.engine.log.commit_log import check_offset
 
 WAIT_SLICE_S = 0.25
-KEY_SLICE_S = 5.0
+KEY_SLICE_S = 1.0  # a handle notices within this time that its directory was moved or replaced
+# A number of `key_seen`: the key's word, and above it how often the handle followed its path.
+FOLLOWED_SHIFT = 32
+WORD_MAX = (1 << FOLLOWED_SHIFT) - 1
 
 
 class StoreWaits(ABC):
@@ -105,20 +108,22 @@ class StoreWaits(ABC):
 
     def key_seen(self, key: str) -> int:
         """A number that changes with each `wake_key` for a key. For `wait_key`: read it first, then look, then wait."""
-        return self._attached().control.key_seq(_hash(key))
+        parts = self._attached()
+        return parts.control.key_seq(_hash(key)) | parts.followed << FOLLOWED_SHIFT
 
     def wait_key(self, key: str, seen: int, timeout_s: float | None = None) -> bool:
         """Sleeps until `key_seen` of a key is not `seen` any more: True; False after `timeout_s`. A few other keys wake
-        it too."""
+        it too; so does another directory that the handle followed its path to."""
         until, number = monotonic_s() + wait_s(timeout_s), _hash(key)
         while True:
-            control = self._attached().control
-            if control.key_seq(number) != seen:
+            parts = self._attached()
+            control = parts.control
+            if control.key_seq(number) | parts.followed << FOLLOWED_SHIFT != seen:
                 return True
             left_s = min(WAIT_SLICE_S if control.read_only else KEY_SLICE_S, until - monotonic_s())
             if left_s <= 0:
                 return False
-            control.wait_key(number, seen, max(1, int(left_s * 1000)))
+            control.wait_key(number, seen & WORD_MAX, max(1, int(left_s * 1000)))
 
     def wake_key(self, key: str) -> None:
         """Wakes the waiters for a key. An append does not do so by itself: call this after a put that others wait

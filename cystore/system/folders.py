@@ -57,25 +57,10 @@ class Home:
     def check(self) -> None:
         """Raises StoreMovedError if the path does not lead to this directory any more. A check costs 1 to 2
         microseconds."""
-        try:
-            found_here = identity_of(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            found = "its path does not exist now"
-        except OSError:  # without access this process cannot tell whether it moved
-            return
-        else:
-            if found_here == self.identity:
-                beside = self.beside  # `let_go` may take it away meanwhile
-                if beside is not None:
-                    beside.check()
-                return
-            found = "its path is another directory now"
-        raise StoreMovedError(
-            f"the store's directory was moved, deleted or replaced under this process; {found}. This process "
-            "does not write any more: "
-            "close the store, and open it at its new place",
-            path=self.path,
-        )
+        check_leads(self.path, self.identity)
+        beside = self.beside  # `let_go` may take it away meanwhile
+        if beside is not None:
+            beside.check()
 
 
 class HomePath(type(Path())):  # type: ignore[misc]
@@ -164,6 +149,32 @@ def check_place(path: Path) -> None:
     if isinstance(path, HomePath):
         at(path)
         path.home.check()
+
+
+def check_leads(path: str, place: tuple[int, int]) -> None:
+    """Raises StoreMovedError if a path does not lead to the directory with this device and inode."""
+    found = "its path is another directory now"
+    try:
+        if identity_of(path) == place:
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        found = "its path does not exist now"
+    except OSError:  # without access this process cannot tell whether it moved
+        return
+    raise StoreMovedError(
+        f"the store's directory was moved, deleted or replaced under this process; {found}. This process "
+        "neither reads nor writes there any more: close the store, and open it at its new place",
+        path=path,
+    )
+
+
+def is_at_place(path: Path) -> bool:
+    """Whether `check_place` raises nothing."""
+    try:
+        check_place(path)
+    except StoreMovedError:
+        return False
+    return True
 
 
 def identity(path: Path) -> tuple[str, int, int] | None:

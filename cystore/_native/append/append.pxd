@@ -36,6 +36,7 @@ cdef enum AppendStatus:
 cdef extern from "wallclock.h" nogil:
     ctypedef struct wall_clock:
         int64_t ms
+        uint64_t ticks_per_ms
     int CLOCK_BOOTTIME
     int64_t clock_read_ms(int which)
     uint64_t counter_now()

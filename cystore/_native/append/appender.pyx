@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from cystore._native.append.append cimport FORBID_WRITING
+from cystore._native.append.append cimport FORBID_WRITING, counter_now
 from cystore._native.append.append_loop cimport AppendLoop
 from cystore._native.append.group_commit cimport GroupCommit, put_waits
 from cystore._native.append.light cimport light_check, light_check_list, light_room, light_without_offsets
@@ -34,7 +34,7 @@ from cystore._native.record.properties cimport (property_buffer, property_room, 
 from cystore._native.append.put cimport (
     FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_EXPIRES_AT_MS, PUT_FLAG,
     PUT_FLUSH, PUT_KEYS, PUT_PROPERTIES, PUT_QUEUE_ID, PUT_TAGS, PUT_UNIQUE_KEY, TAIL_BYTES,
-    TOPIC_CACHE, cached_topic, exact_topic, forbidden, int32_of, place_topic, put_options, refuse_own,
+    TOPIC_CACHE, at_its_place, cached_topic, exact_topic, forbidden, int32_of, place_topic, put_options, refuse_own,
     set_born_host, set_store_host, topic_place
 )
 from cystore._native.memory.queue_table cimport control_find_queue
@@ -71,8 +71,9 @@ cdef inline void _set_numbers(append_item* item, int32_t flag, int32_t sys_flag,
 cdef class Appender(AppendLoop):
     """`put` and `put_many` of one attached store. Safe for threads. All processes share the lock that it takes.
 
-    `policy` (AppendPolicy) removes the obstacles that the kernel reports, or raises. When this object was detached,
-    the policy's revive() gives the Appender of a new attachment (after a fork) or raises StoreClosedError.
+    `policy` (AppendPolicy) removes the obstacles that the kernel reports, or raises. When this object was detached, or
+    has to look at the store's place, the policy's revive() gives the Appender of the present attachment (after a fork,
+    a new one), or raises StoreClosedError, StoreMovedError.
     """
 
     cdef GroupCommit commits        # None: the policy does all waits
@@ -153,6 +154,13 @@ cdef class Appender(AppendLoop):
         self.target.address = NULL
         self.target.length = self.target.ready = 0
         self.control = None
+
+    cdef Appender present(self):
+        """The Appender that makes this call: this one, unless it was detached, or unless the store follows its path to
+        another directory. Raises StoreClosedError, StoreMovedError."""
+        if self.target.block != NULL and at_its_place(self, counter_now()):
+            return self
+        return <Appender?>self.policy.revive()
 
     cdef inline int _topic(self, object topic, int32_t queue_id, append_item* item) except -1:
         """Checks the topic and finds its queue; the text stays valid as long as the topic object."""
@@ -299,8 +307,9 @@ cdef class Appender(AppendLoop):
         cdef uint8_t[SHORT_PROPERTIES] room
         cdef Py_ssize_t done = 0
         cdef PutResult result
-        if self.target.block == NULL:
-            return (<Appender?>self.policy.revive()).put_any(topic, body, keys, tags, options)
+        cdef Appender present = self.present()
+        if present is not self:
+            return present.put_any(topic, body, keys, tags, options)
         memcpy(&item, &self.blank, sizeof(append_item))
         buffer.start = room
         buffer.length = 0
@@ -361,8 +370,9 @@ cdef class Appender(AppendLoop):
 
     def put_many(self, messages, *, flush=None, bint batch=False):
         """Appends messages in order; see MessageStore.put_many."""
-        if self.target.block == NULL:
-            return self.policy.revive().put_many(messages, flush=flush, batch=batch)
+        present = self.present()
+        if present is not self:
+            return present.put_many(messages, flush=flush, batch=batch)
         wanted = self._wanted_flush(flush)
         return self._put_batch(messages, wanted, self.policy, forbidden(wanted), batch, batch, False)
 

@@ -161,7 +161,8 @@ cdef inline bint append_fast(FastAppender self, PyObject* topic, PyObject* body,
     cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
     cdef int32_t properties_len
     if self.target.block == NULL or options.special or options.flush & FLUSH_REPLICATED \
-            or not PyBytes_CheckExact(<object>body) or PyBytes_GET_SIZE(<object>body) > self.fast_body_bytes:
+            or not PyBytes_CheckExact(<object>body) or PyBytes_GET_SIZE(<object>body) > self.fast_body_bytes \
+            or not at_its_place(self, ticks):
         return False
     if (cached.fast != topic or cached.queue_id != options.queue_id) \
             and not learn_queue(self.target.block, cached, topic, options.queue_id):

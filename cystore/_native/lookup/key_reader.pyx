@@ -15,8 +15,8 @@ from cystore._native.append.arguments cimport (
     KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_python,
     known_callers, place_keywords, whole_argument
 )
-from cystore._native.memory.atomics cimport load_i64, load_u32
-from cystore._native.memory.control cimport Control
+from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, load_u32
+from cystore._native.memory.control cimport Control, PLACE_LOOK_MS
 from cystore._native.derived.dispatch cimport DispatchKernel
 from cystore._native.derived.index cimport (
     QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_query, index_slot_prefetch,
@@ -186,8 +186,9 @@ cdef class KeyReader:
     """`query` of one attached store. Safe for threads.
 
     `shapes()` returns the index files for `find_messages`; the reader calls it again when the index files change.
-    `new_window()` makes a window; `windows` holds spare windows. `general` answers all other queries, and all queries
-    after a fork or `close` detached this object. The reader calls `report(errors)` when a query meets damage.
+    `new_window()` makes a window; `windows` holds spare windows. `general` answers all other queries, those that look
+    at the store's place, and all queries after a fork or `close` detached this object. The reader calls
+    `report(errors)` when a query meets damage.
     """
 
     cdef Control control
@@ -214,7 +215,7 @@ cdef class KeyReader:
         cdef LogWindow window
         cdef QueryResult found
         cdef uint32_t seq
-        if block == NULL:
+        if block == NULL or clock_coarse_ms() - load_i64(&self.control.place_ms) >= PLACE_LOOK_MS:
             return None
         block = self.control.checked()
         if self.bounded and load_u32(&block.confirming):

@@ -29,7 +29,7 @@ from cystore._native.derived.queue cimport (
 from cystore._native.filters.program cimport FilterProgram
 from cystore._native.layout cimport QUEUE_ENTRY_BYTES, TOPIC_BYTES_MAX, control_block, queue_entry
 from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, load_u32, prefetch_for_read
-from cystore._native.memory.control cimport Control
+from cystore._native.memory.control cimport Control, PLACE_LOOK_MS
 from cystore._native.memory.locks cimport control_intact
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
@@ -139,7 +139,8 @@ cdef class QueueReader:
 
     `filter_class` has a FilterProgram as its attribute `program`. `file_of(slot, queue_offset)` returns a consume
     queue's mapped file, or None. `new_window()` makes a window; `windows` holds spare windows. `general` and
-    `general_read` answer all other calls, and all calls after a fork or `close` detached this object.
+    `general_read` answer all other calls, the calls that look at the store's place, and all calls after a fork or
+    `close` detached this object.
     """
 
     cdef Control control
@@ -268,7 +269,8 @@ cdef class QueueReader:
         cdef uint32_t slot, at
         cdef int64_t seq, since_ms = clock_coarse_ms()
         cdef int status
-        if block == NULL or not control_intact(block) or (self.bounded and load_u32(&block.confirming)):
+        if block == NULL or not control_intact(block) or (self.bounded and load_u32(&block.confirming)) \
+                or since_ms - load_i64(&self.control.place_ms) >= PLACE_LOOK_MS:
             return None
         c.entry = control_find_queue(block, topic, topic_len, queue_id)
         if c.entry == NULL:
@@ -370,7 +372,8 @@ cdef class QueueReader:
         cdef Message message
         cdef int64_t seq
         cdef int status
-        if block == NULL or not control_intact(block) or load_i64(&block.min_physical_offset) != self.cleaned_below:
+        if block == NULL or not control_intact(block) or load_i64(&block.min_physical_offset) != self.cleaned_below \
+                or clock_coarse_ms() - load_i64(&self.control.place_ms) >= PLACE_LOOK_MS:
             return None
         keep_block = self.control.file
         window = self.window(block)

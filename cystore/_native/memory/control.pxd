@@ -10,7 +10,13 @@ cdef inline int64_t* log_end(control_block* block) noexcept nogil:
     return &block.appended if block.pooled else &block.wrote
 
 
+cdef enum:
+    PLACE_LOOK_MS = 500             # between two looks whether the store's path still leads to its directory
+
+
 cdef class Control(ControlFields):
     cdef public object committer    # commits up to a log position; None without a pool
     cdef uint32_t request_before    # the word `handover` when this process attached
+    # Of this process alone: the coarse clock when the store's path last led to its directory (`place_seen`).
+    cdef int64_t place_ms
     cdef int _take_over(self, uint64_t pid_namespace, str c_library) except -1

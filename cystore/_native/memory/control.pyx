@@ -13,8 +13,8 @@ from libc.string cimport memcpy, memset
 import os
 
 from cystore._native.memory.atomics cimport (
-    add_u32, add_u64, and_u32, exchange_u32, full_fence, futex_wait, futex_wake_all, load_i64, load_u32, load_u64,
-    or_u32, pthread_mutex_t, raise_i64, robust_init, store_i64, store_u32, store_u64
+    add_u32, add_u64, and_u32, clock_coarse_ms, exchange_u32, full_fence, futex_wait, futex_wake_all, load_i64,
+    load_u32, load_u64, or_u32, pthread_mutex_t, raise_i64, robust_init, store_i64, store_u32, store_u64
 )
 from cystore._native.layout cimport (
     CONTROL_BUCKETS, CONTROL_MAGIC, CONTROL_QUEUES_AT, DUTIES_MAX, KEY_WORDS, LATENCY_BUCKETS, LAYOUT_FINGERPRINT,
@@ -196,6 +196,21 @@ cdef class Control(ControlFields):
     def release(self):
         """Drops the mapping, after `detach`. Only in a forked child, whose threads hold no locks."""
         self.file = None
+
+    # ------------------------------------------------------------------------------------ the store's place
+
+    @property
+    def place_due(self):
+        """Whether a call of the store has to look whether the path still leads to this store's directory. The kernels
+        of `put`, `get` and `query` ask the same, of the same stamp."""
+        if self.block == NULL:
+            raise StoreClosedError("the store is closed")
+        return clock_coarse_ms() - load_i64(&self.place_ms) >= PLACE_LOOK_MS
+
+    def place_seen(self):
+        """The path leads to this store's directory now: no call looks again for PLACE_LOOK_MS."""
+        self.checked()
+        store_i64(&self.place_ms, clock_coarse_ms())
 
     # ------------------------------------------------------------------------------------ state of the store
 

@@ -5,6 +5,7 @@ dispatch, clean, die and leave meanwhile."""
 from __future__ import annotations
 
 import random
+import shutil
 
 import pytest
 
@@ -56,6 +57,14 @@ def opened(process, path, **settings):
     )
 
 
+ENDS_WITH_AN_ERROR = """
+try:
+    while True:
+        list(store.scan())
+except cystore.StoreMovedError:
+    pass
+"""
+
 BODIES = "[bytes(m.body).decode() for m in {}]"
 SCAN, QUERY, GET = (BODIES.format(call) for call in ("store.scan()", "store.query('T', 'k', 99)", "got()"))
 
@@ -99,6 +108,28 @@ def test_a_wait_beside_another_layout_ends_with_a_put(path, newer):
         )
         store.put("T", b"2", keys=("k",))
         assert newer.answer() == [True, ["2", "1"]]
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["in use", "open nowhere"])
+def test_a_reader_beside_another_layout_follows_its_path(path, newer, back):
+    """Seen: it read the directory that was moved away, for ever."""
+    with open_small(path) as store:
+        store.put("T", b"before", keys=("k",))
+        opened(newer, path)
+        assert newer.do(SCAN) == ["before"]
+        elsewhere = path.rename(path.with_name("elsewhere"))
+        newer.do(ENDS_WITH_AN_ERROR)
+        with open_small(path) as restored:
+            restored.put("T", b"0", keys=("k",))
+            restored.put("T", b"1", keys=("k",))
+            if not back:
+                restored.close()
+            wanted = ["0", "1"]
+            assert newer.do(SCAN) == newer.do(GET) == wanted
+            assert newer.do(QUERY) == ["1", "0"]
+            assert newer.do("store.followed") == 1
+        shutil.rmtree(path)
+        elsewhere.rename(path)
 
 
 def test_the_reader_does_not_keep_the_new_version_out(path, newer):
