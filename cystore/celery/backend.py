@@ -232,14 +232,14 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         name = getattr(request, "task", None)
         if "args" in meta:  # with result_extended
             meta["args"], meta["kwargs"] = self._redaction.values(name or "", meta["args"], meta["kwargs"])
-        part = self.chords.part_with(task_id, request, state, result)
-        with back_to_the_broker(self.app, self.location.path, request):  # the store may be opened here
-            limit_bytes = self._record_limit_bytes()
-        body = encode_meta(meta, self.encode, self.prepare_exception, name=name, limit_bytes=limit_bytes)
         also = getattr(request, "cystore_once_key", None) if state == states.SUCCESS else None
-        self._append(
-            records.RESULTS, task_id, body, tag=state, name=name, request=request, part=part, also=also
-        )
+        with back_to_the_broker(self.app, self.location.path, request):  # the store may be opened here
+            part = self.chords.part_with(task_id, request, state, result)
+            limit_bytes = self._record_limit_bytes()
+            body = encode_meta(meta, self.encode, self.prepare_exception, name=name, limit_bytes=limit_bytes)
+            self._append(
+                records.RESULTS, task_id, body, tag=state, name=name, request=request, part=part, also=also
+            )
         return given
 
     def redacted(self, state: str, result: Any) -> Any:
@@ -310,12 +310,11 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             "properties": properties,
         }
         home = homes.home_of(self, request)
-        with back_to_the_broker(self.app, self.location.path, request):
-            if part is None:
-                homes.put(self, home, [record])
-            else:
-                homes.put(self, home, [part, record], flush="sync")
-                self.chords.stored()
+        if part is None:
+            homes.put(self, home, [record])
+        else:
+            homes.put(self, home, [part, record], flush="sync")
+            self.chords.stored()
 
     # ------------------------------------------------------------------------------- chords, and other homes
 

@@ -439,6 +439,7 @@ def _opened(location: Location) -> MessageStore:
                 raise
             raise StoreFormatError(f"there is no store: {MAKES_IT}", path=location.path) from error
         if not store.settings.transient_store_pool_enable:
+            store.follow_path(functools.partial(_followed, location, weakref.ref(store)))
             return store
         store.close()
     raise StoreConfigError(
@@ -446,6 +447,18 @@ def _opened(location: Location) -> MessageStore:
         "soon as it is put",
         path=location.path,
     )
+
+
+def _followed(location: Location, reference: weakref.ref[MessageStore]) -> None:
+    """The store of this process continued in another directory at its path, for example a restored backup: that one
+    keeps its records as long as this process needs them, too."""
+    store, wanted_h = reference(), _kept_h.get(location.path)
+    if store is None or wanted_h is None or (wanted_h == FOREVER_H and os.getpid() != _main_pid):
+        return
+    try:
+        dataclasses.replace(location, file_reserved_time_h=wanted_h).keep_at_least(store)
+    except StoreError as error:
+        log.warning("%s: file_reserved_time_h is not raised to %d: %s", location.path, wanted_h, error)
 
 
 def open_to_read(location: Location, app: Celery | None = None) -> MessageStore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 
 import pytest
@@ -152,6 +153,37 @@ def test_the_store_is_removed_meanwhile(command, store_path):
         store_path.rename(store_path.with_name("elsewhere"))
         assert process.wait(60) == 2
         assert b"the store was removed" in process.stderr.read()
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["in use", "open nowhere"])
+def test_a_backup_is_restored_meanwhile(command, store_path, used):
+    """Seen: it never showed another message. The restored store has fewer messages than were shown; each one that is
+    stored from then on is shown, and none twice."""
+    stores.write(store_path, 4)
+    backup, elsewhere = store_path.with_name("backup"), store_path.with_name("elsewhere")
+    command.ok("snapshot", store_path, backup)
+    with cystore.open(store_path) as store:
+        put(store, 4, 4)
+        if not used:
+            store.close()
+        with command.start("tail", store_path, "alpha", "-f", "--json") as process:
+            assert [number(process.stdout.readline()) for _ in range(4)] == [0, 2, 4, 6]
+            store_path.rename(elsewhere)
+            command.ok("snapshot", backup, store_path)
+            with cystore.open(store_path) as restored:
+                put(restored, 100, 2)
+                assert number(process.stdout.readline()) == 100
+                put(restored, 102, 2)
+                assert number(process.stdout.readline()) == 102
+            with cystore.open(store_path) as restored:
+                put(restored, 104, 2)
+                assert number(process.stdout.readline()) == 104
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+            assert process.stdout.read() == b""
+            assert b"is another directory now" in process.stderr.read()
+        shutil.rmtree(store_path)
+        elsewhere.rename(store_path)
 
 
 def test_only_what_matches_a_filter(command, store_path):

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cystore.celery")
 
-_known: weakref.WeakKeyDictionary[MessageStore, str] = weakref.WeakKeyDictionary()
+# The home of each open store, and `followed` of the store then: another directory at its path may have another home.
+_known: weakref.WeakKeyDictionary[MessageStore, tuple[int, str]] = weakref.WeakKeyDictionary()
 
 
 def store_id_of(store: MessageStore) -> str:
@@ -44,8 +45,9 @@ def check_id(store: MessageStore) -> None:
 def known_home_of(store: MessageStore) -> str:
     """The home that a store keeps: the id of its log. A replica has that of its master; before it knows its master, it
     has the id of its directory. The id is read once for each open store, as soon as it is final."""
-    found = _known.get(store)
-    if found is None:
+    followed, found = _known.get(store, (0, None))
+    if found is None or followed != store.followed:
+        followed = store.followed
         from cystore.engine.manifest.manifest import read_facts
         from cystore.ha import home
         from cystore.ha.role import role_of
@@ -57,7 +59,7 @@ def known_home_of(store: MessageStore) -> str:
             if role_of(facts).is_slave or role_of(facts).is_elected:
                 return own
             found = own
-        _known[store] = found
+        _known[store] = followed, found
     return found
 
 

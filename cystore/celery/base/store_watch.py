@@ -29,6 +29,7 @@ from cystore import (
     StoreClosedError,
     StoreError,
     StoreFullError,
+    StoreMovedError,
 )
 from cystore.celery.base.green_timers import STARTED_BEFORE, cancel_repeated, end_heartbeats
 from cystore.celery.base.identity import is_master
@@ -75,6 +76,12 @@ def away(path: str) -> StoreError | None:
     except StoreError as error:  # also in a forked child that cannot attach
         return error
     return None
+
+
+def followed(path: str) -> int | None:
+    """How often this process's open store at a path continued in another directory; None if it is not open."""
+    store = opened_at(path)
+    return None if store is None else store.followed
 
 
 def full(path: str) -> StoreFullError | None:
@@ -159,6 +166,7 @@ class StoreWatch(bootsteps.StartStopStep):
         self._exits = setting_of(consumer.app) == EXIT
         self._path = consumer.app.backend.location.path
         self._away = self._leaves = self._full = False
+        self._followed: int | None = None
         self._exit_code: int | None = None
         self._exits_at = 0.0  # the latest time for the end of the worker
         self._timer: Any = None
@@ -213,7 +221,7 @@ class StoreWatch(bootsteps.StartStopStep):
         if self._exit_code is not None:
             self._end(consumer)
             return
-        error = away(self._path)
+        error = away(self._path) or self._replaced()
         if error is None and handed_over(self._path):
             self._leaves = True
             log.warning(
@@ -233,6 +241,15 @@ class StoreWatch(bootsteps.StartStopStep):
                 consumer.task_consumer.consume()
         elif not self._away:
             self._pause(consumer, error)
+
+    def _replaced(self) -> StoreMovedError | None:
+        """For a worker that ends when its store is away: another directory at the path is another store to it."""
+        found = followed(self._path)
+        if self._followed is None:
+            self._followed = found
+        if not self._exits or found is None or found == self._followed:
+            return None
+        return StoreMovedError("the store's directory was replaced under this worker", path=self._path)
 
     def _look_at_space(self, consumer: Any) -> None:
         error = full(self._path)

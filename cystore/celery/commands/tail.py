@@ -16,6 +16,7 @@ from cystore.celery.commands.shared import app_store, command_options, entry_dis
 from cystore.celery.history import Transition
 from cystore.operate.exits import INTERRUPTED
 from cystore.operate.output import write_note
+from cystore.operate.wait_for_store import Place
 from cystore.operate.wait_for_store import follow as follow_store
 
 
@@ -26,10 +27,12 @@ class _Tail:
     def __init__(self, name: str | None, states: tuple[str, ...], lines: int, as_json: bool) -> None:
         self._name, self._states, self._lines, self._as_json = name, states, lines, as_json
         self.position: int | None = None
+        self._place = Place()
 
     def look(self, store: MessageStore) -> int:
         """Writes new entries: at first the newest ones."""
-        end, begin = store.wrote_position, self.position
+        position = self._place.position_in(store, self.position or 0)
+        end, begin = store.wrote_position, None if self.position is None else position
         if begin is None:
             command_options.check_states(store, self._states)
         entries = self._newest(store, end) if begin is None else self._later(store, min(begin, end), end)

@@ -35,7 +35,7 @@ from celery.app.task import Context
 from celery.exceptions import Reject
 from celery.utils.log import get_logger
 
-from cystore import MessageIllegalError, StoreFullError, StoreNotWritableError
+from cystore import MessageIllegalError, StoreFullError, StoreMovedError, StoreNotWritableError
 from cystore.celery.base import events, greenlets, records
 from cystore.celery.base.identity import known_home_of
 from cystore.celery.base.processes import in_pool
@@ -75,6 +75,7 @@ class Lifecycle:
         self.lost = 0
         self._app = weakref.ref(app)
         self._store: MessageStore | None = None  # the store that `open_shared` returned
+        self._followed = -1  # of that store, when its light queues were looked at
         self._places: dict[str | None, tuple[int, dict[str, str]]] = {}  # task name: its queue and property
         self._untold = 0  # lost events that were not reported yet
         self._paused_until = 0.0
@@ -95,6 +96,9 @@ class Lifecycle:
         store = self._store
         if store is None or store.closed:
             store = self._store = open_shared(self.location, self._app())
+            self._followed = -1
+        if store.followed != self._followed:
+            self._followed = store.followed
             self._light.forget()
         if details.get("home") is not None and details["home"] == known_home_of(store):
             del details["home"]
@@ -153,7 +157,8 @@ class Lifecycle:
         """Counts an event that could not be written; reports once, until the log works again."""
         first = not self._untold
         self._lose()
-        if not isinstance(error, MessageIllegalError):  # that error concerns one task alone
+        # The first concerns one task alone. After the second, a store may be at the path again at any moment.
+        if not isinstance(error, (MessageIllegalError, StoreMovedError)):
             self._paused_until = monotonic_s() + PAUSE_S
         if first:
             log.warning(

@@ -11,10 +11,14 @@ id, either record by record or, for a new id, by a query that sees everything be
 the position, or the id's number, *that it knew before its last look for the result*. So it misses no append, and no
 progress of another thread. The log is read in physical order, and contains a record from the moment of its commit,
 dispatched or not.
+
+A process may continue in another directory at the store's path, for example in a restored backup
+(`MessageStore.followed`). Then no position of the log means anything, and all ids are looked up again.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -25,7 +29,7 @@ from celery import states
 from celery.backends.asynchronous import BaseResultConsumer
 from celery.exceptions import TimeoutError as ResultTimeoutError
 
-from cystore import Message, OffsetError
+from cystore import Message, OffsetError, StoreMovedError
 from cystore.celery.base import greenlets
 from cystore.celery.base.identity import is_replica
 from cystore.celery.base.records import RESULTS, fold, id_of, key_of, visible
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from cystore import MessageStore
     from cystore.celery.backend import CystoreBackend
 
+log = logging.getLogger("cystore.celery")
+
 NOWHERE = -1
 BYTES_PER_QUERY = 1024  # reading this much log costs about as much as a query by key
 GATHER_IDS = 10  # a waiter for more ids than this gathers
@@ -48,6 +54,7 @@ INTERVAL_S = 1.0  # between two calls of `on_interval`, as Celery's drainer has 
 # The longest sleep of a wait for one id that has nothing else to do: it finds the state of a process that was killed
 # between its append and the wake-up. Each look takes the interpreter, and perhaps dispatches.
 IDLE_S = 5.0
+AWAY_S = 0.5  # between two looks for a store whose directory is away
 TICK_S = 0.002  # a sleep ends within this time of its end, and must not end before
 
 
@@ -56,6 +63,7 @@ class _LastLook(threading.local):
     of failures when it began to wait."""
 
     position = NOWHERE
+    followed = 0  # of the store, at that look
     failures = 0
     key: str | None = None  # the key of the only id that this thread waits for
     looked_to = NOWHERE  # the end of the log at the last look for that id alone
@@ -87,6 +95,8 @@ class ResultConsumer(BaseResultConsumer):
         self._reading = threading.RLock()
         self._seen = _LastLook()
         self._position = NOWHERE
+        self._followed = 0  # of the store, when the position was known
+        self._is_away = False  # at the last look: told once
         # Sets in dicts, whose single operations need no lock: `cancel_for` is called by the garbage collector at any
         # moment.
         self._awaited: dict[str, None] = {}
@@ -212,7 +222,7 @@ class ResultConsumer(BaseResultConsumer):
             self._seen.looks = on_interval
             self._seen.until = math.inf if timeout is None else monotonic_s() + timeout
             long: Iterator[None] = self.drainer.drain_events_until(
-                p, timeout=timeout, interval=IDLE_S, on_interval=on_interval
+                p, timeout=timeout, interval=IDLE_S, on_interval=self._through_absence(on_interval)
             )
             return long
         seldom = on_interval and self._seldom(p, on_interval)
@@ -226,6 +236,7 @@ class ResultConsumer(BaseResultConsumer):
 
     def _seldom(self, p: Any, on_interval: Callable[[], Any]) -> Callable[[], None]:
         known, due = self._seen.failures, monotonic_s() + INTERVAL_S
+        looks = self._through_absence(on_interval)
 
         def call() -> None:
             nonlocal known, due
@@ -234,17 +245,50 @@ class ResultConsumer(BaseResultConsumer):
             now = monotonic_s()
             if self._failures != known or now >= due:
                 known, due = self._failures, now + INTERVAL_S
-                on_interval()
+                looks()
 
         return call
 
     def drain_events(self, timeout: float | None = None) -> None:
         """Sleeps until the id that this thread waits for is woken (for several ids: until the log has grown) since
-        the last look, and delivers. Raises TimeoutError."""
+        the last look, and delivers. Raises TimeoutError. While the store's directory is away, perhaps because an
+        operator restores a backup, it sleeps: the wait continues with the store that will be at the path."""
+        try:
+            self._drain(timeout)
+        except StoreMovedError as error:
+            self._tell_away(error)
+            time.sleep(AWAY_S if timeout is None else min(timeout, AWAY_S))
+            raise TimeoutError from error
+        self._is_away = False
+
+    def _tell_away(self, error: StoreMovedError) -> None:
+        """Logs once that the store's directory is away."""
+        if not self._is_away:
+            log.warning("waits for results continue when a store is at its path again: %s", error)
+        self._is_away = True
+
+    def _through_absence(self, looks: Callable[[], Any]) -> Callable[[], None]:
+        """`looks`, for a wait that continues while the store's directory is away: looks read the store, too."""
+
+        def call() -> None:
+            try:
+                looks()
+            except StoreMovedError as error:
+                self._tell_away(error)
+
+        return call
+
+    def _drain(self, timeout: float | None) -> None:
         if not self.backend.location.path:  # Celery's own greenlet always drains; this waiter looks elsewhere
             time.sleep(INTERVAL_S if timeout is None else timeout)
             raise TimeoutError
         store, seen = self.backend.store, self._seen
+        if seen.followed != store.followed:  # what this thread saw is in another directory
+            if seen.key is None:
+                self._deliver()
+            else:
+                self._deliver_own(store, seen.key)
+            return
         if seen.looks is not None:
             longest_s = IDLE_S if timeout is None else timeout
             left_s = min(seen.looks.left_s(), seen.until - monotonic_s())
@@ -296,7 +340,7 @@ class ResultConsumer(BaseResultConsumer):
 
     def hand_over_own(self, result: Any) -> None:
         """Delivers this store's results. Raises the error of one that a wait for `result` is for."""
-        self._deliver()
+        self._through_absence(self._deliver)()
         self._raise_undecodable(result)
 
     # ------------------------------------------------------------------------------------------- reading
@@ -305,6 +349,7 @@ class ResultConsumer(BaseResultConsumer):
         """Delivers the records of the only id that this thread waits for."""
         seen, task_id = self._seen, id_of(key)
         seen.woken, seen.failed = store.key_seen(key), store.key_seen(FAILURES)
+        seen.followed = store.followed
         with self._reading:
             end = store.wrote_position
             if store.catch_up() < end:  # dispatch stands still
@@ -373,10 +418,15 @@ class ResultConsumer(BaseResultConsumer):
         """Records that make awaited results ready, and all records of ids with a listener, in the order of the log for
         each id: from the position (for new ids: from the beginning) to the log's end."""
         store = self.backend.store
+        wrote = store.wrote_position
+        self._seen.followed = store.followed
+        if self._followed != store.followed:
+            self._followed, self._position = store.followed, NOWHERE
+            self._notified = dict.fromkeys(self._notified, NOWHERE)
         if not self._awaited:
-            self._position = store.wrote_position
+            self._position = wrote
             return []
-        behind_bytes = store.wrote_position - self._position
+        behind_bytes = wrote - self._position
         everything = self._position == NOWHERE or behind_bytes > BYTES_PER_QUERY * len(self._awaited)
         due = list(self._awaited if everything else self._new)
         found: list[Message] = []

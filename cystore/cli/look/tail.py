@@ -32,7 +32,7 @@ from cystore.operate.queue_messages import (
     queue_messages,
     sees_in_queue,
 )
-from cystore.operate.wait_for_store import follow
+from cystore.operate.wait_for_store import Place, follow
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +56,12 @@ class _Tail:
         self._args = args
         self._damage = DamageCount()
         self.position = 0
+        self._place = Place()
         self.found: bool | None = None  # whether there was anything at the first look
 
     def look(self, store: MessageStore) -> int:
         """Writes the messages to show now, and returns the position up to which that is done."""
+        self.position = self._place.position_in(store, self.position)
         if self.found is None:
             self.found = self.newest(store)
         else:

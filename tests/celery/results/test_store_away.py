@@ -115,6 +115,26 @@ def test_a_worker_that_waits_goes_on_when_its_store_is_back(tmp_path, pool):
         wait_until(lambda: waiting(fleet) == 0, "nothing is left")
 
 
+def test_a_worker_that_waits_goes_on_with_a_restored_backup(tmp_path):
+    """Seen: it waited for the directory that was moved away, and stored its results there when that was back."""
+    with fleet_in(tmp_path, cystore_store_away="wait") as fleet:
+        worker = fleet.start("--concurrency=1")
+        ready(worker)
+        assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3
+        close_shared()
+        snapshot = [sys.executable, "-m", "cystore", "snapshot"]
+        subprocess.run([*snapshot, str(fleet.store_path), str(tmp_path / "backup")], check=True)
+        fleet.store_path.rename(tmp_path / "moved")
+        send(fleet, 4)
+        wait_until(lambda: "takes no more tasks" in worker.log.read_text(), "the worker knows")
+        wait_until(lambda: waiting(fleet) == 4, "the tasks are the broker's")
+        subprocess.run([*snapshot, str(tmp_path / "backup"), str(fleet.store_path)], check=True)
+        wait_until(lambda: "takes tasks again" in worker.log.read_text(), "the worker continues")
+        assert fleet.task(work.add).delay(3, 4).get(timeout=PATIENCE_S) == 7
+        wait_until(lambda: waiting(fleet) == 0, "nothing is left")
+        assert worker.process.poll() is None
+
+
 def test_an_unknown_setting_is_refused(tmp_path):
     with fleet_in(tmp_path, cystore_store_away="weight") as fleet:
         worker = fleet.start("--concurrency=1")
