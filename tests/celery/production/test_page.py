@@ -8,10 +8,12 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,21 @@ from celery import states
 
 import cystore
 from cystore.celery import history
+from cystore.celery.base import events
 from cystore.celery.base.store_watch import EXIT_CODE, HANDOVER_EXIT_CODE
 from cystore.celery.stores import close_shared
 from tests.celery.conftest import PATIENCE_S, ROOT, fleet_in, wait_until
 from tests.structure.test_docs import Block, blocks
 from tests.support.celery import work
+from tests.support.process import Process
 from tools.processes import ends_with_us
 from tools.redis_server import redis_server
 
-PAGE = ROOT / "docs" / "production.md"
-TASKS = "\n\n@app.task\ndef add(x, y):\n    return x + y\n"
+PAGE, UPGRADE = ROOT / "docs" / "production.md", ROOT / "docs" / "upgrade.md"
+TASKS = (
+    "\n\n@app.task\ndef add(x, y):\n    return x + y\n\n\n"
+    "app.conf.beat_schedule = {'each second': {'task': 'shop.add', 'schedule': 1.0, 'args': (1, 1)}}\n"
+)
 SUPERVISOR = ("systemctl stop shop-worker", "systemctl start shop-worker")
 
 
@@ -131,6 +138,13 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 SEND = "import shop; r = shop.add.delay(20, 22); print(r.id, r.get(timeout=60))"
+AWAY = """
+try:
+    away = not shop.app.AsyncResult("unknown").state
+except cystore.StoreMovedError:
+    away = True
+away
+"""
 LOOK = "import shop; print(shop.app.AsyncResult({!r}).state)"
 
 
@@ -171,11 +185,54 @@ def test_the_first_day(host):
     assert not host.results.exists()
 
 
+def sent(host: Host) -> int:
+    """The SENT events in the store that is at the path now."""
+    with cystore.open(host.results, read_only=True) as store:
+        return sum(m.topic == events.EVENTS and m.tags == events.SENT for m in store.scan())
+
+
 def test_backup_restore_and_the_next_upgrade(host):
+    """Seen: a web process that stayed up over the restore said PENDING for ever, and its `.get()` timed out; the SENT
+    events of beat were lost."""
     host.run("celery -A shop cystore create")
     host.start()
     kept, answer = host.python(SEND).split()
     assert answer == "42"
+    with Process(host.environment, fresh=True) as web, beat_of(host) as beat:
+        web.do("import cystore, shop, threading")
+        assert web.do("shop.add.delay(20, 22).get(timeout=60)") == 42
+        before = sent(host)
+        wait_until(lambda: sent(host) > before, "beat sends")
+        restore_a_backup(host, kept, web)
+        assert beat.poll() is None
+        before = sent(host)
+        wait_until(lambda: sent(host) > before, "beat's events are in the restored store")
+
+    # Upgrade: the worker leaves between two tasks, and the supervisor starts it again.
+    host.run("cystore handover /var/lib/shop/results")
+    assert host.worker.wait(PATIENCE_S) == HANDOVER_EXIT_CODE == 75
+    host.start()
+    assert host.python(SEND).endswith(" 42")
+
+
+@contextmanager
+def beat_of(host: Host) -> Iterator[subprocess.Popen[bytes]]:
+    """Beat of the page's app, which sends a task each second."""
+    command = [str(host.folder / "bin" / "celery"), "-A", "shop", "beat", "--pidfile", "", "-s", "schedule"]
+    with open(host.folder / "beat.log", "wb") as output:
+        beat = subprocess.Popen(
+            ends_with_us(command), cwd=host.folder, env=host.environment, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield beat
+    finally:
+        os.killpg(beat.pid, signal.SIGKILL)
+        beat.wait()
+
+
+def restore_a_backup(host: Host, kept: str, web: Process) -> None:
+    """Each command of the page; the supervisor is this test. Beat and a web process stay up."""
 
     # Backup, while everything runs.
     backup, verify = host.block("cystore verify").source.splitlines()
@@ -183,25 +240,62 @@ def test_backup_restore_and_the_next_upgrade(host):
     host.run(verify)
     later, _ = host.python(SEND).split()
 
-    # Restore: each command of the page; the supervisor is this test.
+    # Restore.
     home = (host.results / "config" / "storeId").read_text()
     stop, move, restore, start = host.block("results.broken").source.splitlines()
     assert (stop, start) == SUPERVISOR
     host.stop()
     assert host.worker is not None and host.worker.returncode == 0
+    web.do("r = shop.add.delay(1, 2); got = []")
+    web.do("waits = threading.Thread(target=lambda: got.append(r.get(timeout=300)))")
+    web.do("waits.start()")
     host.run(move)
+    wait_until(lambda: web.do(AWAY), "the web process notices")
     host.run(restore)
+    assert web.do(f"shop.app.AsyncResult({kept!r}).state") == states.SUCCESS
+    web.do("shop.app.backend.store_result('stored', 1, 'SUCCESS')")
+    assert host.python(LOOK.format("stored")) == states.SUCCESS, "the web process stores where others read"
     host.start()
+    web.do("waits.join()")
+    assert web.do("got") == [3], "a wait that was begun before the restore"
+    assert web.do("shop.add.delay(20, 22).get(timeout=60)") == 42
     assert (host.results / "config" / "storeId").read_text() == home
     assert host.python(LOOK.format(kept)) == states.SUCCESS
     assert host.python(LOOK.format(later)) == states.PENDING, "it ended after the backup"
     assert host.python(SEND).endswith(" 42")
 
-    # Upgrade: the worker leaves between two tasks, and the supervisor starts it again.
-    host.run("cystore handover /var/lib/shop/results")
-    assert host.worker.wait(PATIENCE_S) == HANDOVER_EXIT_CODE == 75
+
+def test_the_page_about_upgrades(host):
+    """docs/upgrade.md: its commands, with a worker that the supervisor starts again, and a program that has the store
+    open."""
+    wait, info, cancel = next(
+        b for b in blocks(UPGRADE.read_text()) if b.language == "sh"
+    ).source.splitlines()
+    host.run("celery -A shop cystore create")
     host.start()
-    assert host.python(SEND).endswith(" 42")
+    with Process(host.environment, fresh=True) as program:
+        program.do("import cystore; store = cystore.open(path)", path=str(host.results))
+        asks = subprocess.Popen(
+            ["bash", "-c", host.here(wait)],
+            cwd=host.folder,
+            env=host.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert host.worker is not None and host.worker.wait(PATIENCE_S) == HANDOVER_EXIT_CODE
+        wait_until(lambda: program.do("store.asked_to_leave()"), "the program is asked")
+        assert host.run(info).startswith("HANDOVER: ")
+        host.start()  # with the same layout: it stays
+        assert host.python(SEND).endswith(" 42")
+        program.do("store.close()")
+        text, _ = asks.communicate(timeout=PATIENCE_S)
+        assert asks.returncode == 0 and "all processes have left" in text
+        program.do("store = cystore.open(path)")
+        host.run(f"{wait.split('--wait')[0]} --wait 0", code=1)
+        assert host.run(info).startswith("HANDOVER: ")
+        assert "cancelled" in host.run(cancel)
+        assert not host.run(info).startswith("HANDOVER: ")
+        program.do("store.close()")
 
 
 def reserved_h(host: Host) -> int:
