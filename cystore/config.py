@@ -304,7 +304,7 @@ class StoreConfig(_Given):
         return copy
 
     def meaning(self, name: str) -> str:
-        """What the value of a setting lets go, in a line for people; "" where the value says so itself."""
+        """A line for people about the messages that a setting lets go; "" where its value says so itself."""
         if name not in KEPT or 0 < getattr(self, name) < FOREVER_H:
             return ""
         if getattr(self, name):
