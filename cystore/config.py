@@ -36,6 +36,7 @@ _COMPACTED_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\*?")
 FOREVER_H = 24 * 366 * 100  # a hundred years
 FOREVER = (-1, "never")  # as it is written in files, on the command line and in URLs; the store has FOREVER_H
 KEPT = {"file_reserved_time_h": "messages", "quarantine_reserved_time_h": "copies of damaged bytes"}
+AGES = (*KEPT, "roll_interval_h")  # may be FOREVER
 LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 
 
@@ -177,7 +178,8 @@ class StoreConfig(_Given):
             object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
         for name, (low, high) in _BOUNDS.items():
             if not low <= getattr(self, name) <= high:
-                raise StoreConfigError(f"{name} must be {low} to {high}, not {getattr(self, name)}")
+                never = ", or -1 or never for ever" if name in AGES else ""
+                raise StoreConfigError(f"{name} must be {low} to {high}{never}, not {getattr(self, name)}")
         if self.mapped_file_size_consume_queue_bytes % QUEUE_ENTRY_BYTES:
             object.__setattr__(
                 self,
@@ -345,7 +347,7 @@ class StoreConfig(_Given):
             if value.lower() not in words:
                 raise StoreConfigError(f"{name} must be true or false, not {value!r}")
             return name, words[value.lower()]
-        if name in KEPT and value in map(str, FOREVER):
+        if name in AGES and value in map(str, FOREVER):
             return name, FOREVER_H
         if kind is int:
             try:
@@ -461,9 +463,13 @@ def _types() -> dict[str, Any]:
     return _type_cache
 
 
+def canonical(name: str, value: Any) -> Any:
+    """A value as the store has it: FOREVER_H for each spelling of for ever."""
+    return FOREVER_H if name in AGES and value in FOREVER else value
+
+
 def _checked(name: str, kind: Any, value: Any) -> Any:
-    if name in KEPT and value in FOREVER:
-        return FOREVER_H
+    value = canonical(name, value)
     if kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise StoreConfigError(f"{name} must be a whole number, not {value!r}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cystore.config import DEFAULTS, StoreConfig, toml_settings
+from cystore.config import DEFAULTS, StoreConfig, canonical, toml_settings
 from cystore.errors import StoreConfigError
 
 PREFIX = "CYSTORE_"
@@ -75,7 +75,7 @@ def _checked(name: str, value: Any, source: str) -> Any:
         StoreConfig.from_mapping({name: value})
     except StoreConfigError as error:
         raise StoreConfigError(f"{source}: {error}") from error
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(value) if isinstance(value, list) else canonical(name, value)
 
 
 def _refuse_misspelt(name: str, variable: str) -> None:

@@ -49,6 +49,7 @@ from cystore.celery.stores import (
     compacts_results,
     for_a_while,
     is_of_worker,
+    lifetime_s,
     open_shared,
     open_to_read,
     put_off,
@@ -100,7 +101,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self.location = location.keeping(self.expires)
         failures = conf.get("result_failure_expires")
         self.expiry = Expiry(
-            self.expires, self.expires if failures is None else self.prepare_expires(failures)
+            self.expires,
+            self.expires if failures is None else lifetime_s("result_failure_expires", failures),
         )
         # Greenlets share one backend. With a backend each, each would wait in a native thread, and the hub has few.
         self.thread_safe: bool = bool(conf.get("result_backend_thread_safe")) or greenlets.in_use()
@@ -123,6 +125,11 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         if self.location.path and self.is_own:
             recorder.install(self.app, self.location)
             _close_with(self.app)
+
+    def prepare_expires(self, value: Any, type: Any = None) -> Any:
+        """The seconds for which results are valid; None or 0 is for ever. Raises ImproperlyConfigured."""
+        seconds = lifetime_s("result_expires", super().prepare_expires(value))
+        return type(seconds) if type and seconds is not None else seconds
 
     def __reduce__(self, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url})

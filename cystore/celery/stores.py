@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
@@ -32,7 +33,7 @@ from cystore import (
     StorePermissionError,
 )
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX
-from cystore.config import FOREVER_H
+from cystore.config import FOREVER, FOREVER_H, canonical
 from cystore.config_sources import given_outside
 from cystore.errors import hidden
 from cystore.layout import CONSTANTS
@@ -185,7 +186,7 @@ class Location:
         )
 
     def keeping(self, result_expires_s: float | None) -> Location:
-        """The location for an app with this lifetime of results (None, or Celery's 0: for ever). Its records are kept
+        """The location for an app with this lifetime of results (None or 0: for ever). Its records are kept
         for that time or for `file_reserved_time_h`, whichever is longer, so cleaning never removes an unexpired result.
         If only a short `result_expires` (less than a day) is given, that is the retention."""
         if not result_expires_s:
@@ -235,6 +236,23 @@ class Location:
                 now_h,
                 wanted_h,
             )
+
+
+def lifetime_s(name: str, value: Any) -> float | None:
+    """The seconds in one of Celery's settings. None, 0, -1 and "never" are for ever, as None or 0. Raises
+    ImproperlyConfigured."""
+    if value is None:
+        return None
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if value in FOREVER:
+        return 0
+    try:
+        if 0 <= float(value) < math.inf:
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise ImproperlyConfigured(f"{name} must be seconds, or 0, -1, None or 'never' for ever, not {value!r}")
 
 
 def _without_reader(url: str) -> tuple[str, str]:
@@ -290,6 +308,7 @@ def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         known = ALIASES.get(name, name)
         if isinstance(value, str):
             known, value = StoreConfig.parse_setting(f"{known}={value}")
+        value = canonical(known, value)
         if settings.setdefault(known, value) != value:
             raise StoreConfigError(f"{name} has two values, {settings[known]!r} and {value!r}")
     StoreConfig.from_mapping({**DEFAULTS, **settings})

@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -49,6 +48,7 @@ from cystore.celery.chords.chord_runs import (
     queue_of,
     read_run,
 )
+from cystore.celery.stores import lifetime_s
 from cystore.celery.versions import publish, retrying
 from cystore.value_class import value_class
 
@@ -67,9 +67,9 @@ EXPIRES_S = 7 * 24 * 3600  # if neither result_chord_expires nor result_expires 
 def expires_ms(app: Any) -> int:
     """How long an open chord holds its segments: `result_chord_expires`, else `result_expires`."""
     for name in ("result_chord_expires", "result_expires"):
-        value = app.conf.get(name)
-        if value:
-            return int((value.total_seconds() if isinstance(value, timedelta) else float(value)) * 1000)
+        seconds = lifetime_s(name, app.conf.get(name))
+        if seconds:
+            return int(seconds * 1000)
     return EXPIRES_S * 1000
 
 

@@ -26,7 +26,7 @@ def _run(args: argparse.Namespace) -> int:
         raise StoreConfigError(
             "the store does not say how long its messages are kept, and its users may keep them for longer "
             "than the default of "
-            f"{config.file_reserved_time_h} hours: give --set {RETENTION}=HOURS",
+            f"{config.file_reserved_time_h} hours: give --set {RETENTION}=HOURS, or never",
             path=args.path,
         )
     root = real_path(args.path)

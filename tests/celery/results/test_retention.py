@@ -8,8 +8,10 @@ import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
+from cystore.celery.chords.chord_steps import expires_ms
 from cystore.celery.duties import duty_runs
-from cystore.celery.stores import FOREVER_H, Location, close_shared
+from cystore.celery.stores import Location, close_shared
+from cystore.config import FOREVER_H
 from tests.support.clock import turn
 
 HOUR_MS = 3_600_000
@@ -33,12 +35,41 @@ def app_on(url: str, result_expires: object) -> Celery:
         ("?file_reserved_time_h=0", 1, 1),
         ("", None, FOREVER_H),
         ("", 0, FOREVER_H),
+        ("", -1, FOREVER_H),
+        ("", "never", FOREVER_H),
         ("", timedelta(days=10**6), FOREVER_H),
+        ("?file_reserved_time_h=-1", 3600, FOREVER_H),
+        ("?file_reserved_time_h=never", timedelta(days=7), FOREVER_H),
     ],
 )
 def test_records_are_kept_for_the_longer_time(url, options, result_expires, hours):
     backend = app_on(url + options, result_expires).backend
     assert backend.store.config.file_reserved_time_h == hours
+
+
+def test_never_in_the_url_is_never_in_the_options(url):
+    name = "file_reserved_time_h"
+    location = Location.parse(f"{url}?{name}=never", {name: -1})
+    assert location == Location.parse(f"{url}?{name}=-1", {name: "never"})
+    assert location.config().file_reserved_time_h == FOREVER_H
+
+
+@pytest.mark.parametrize("name", ["result_expires", "result_failure_expires", "result_chord_expires"])
+@pytest.mark.parametrize("value", [-2, -0.5, timedelta(days=-1), "soon", float("nan")])
+def test_a_lifetime_that_makes_no_sense_is_refused(url, name, value):
+    """Seen: a negative `result_expires` made a store that keeps nothing."""
+    app = app_on(url, 3600)
+    app.conf[name] = value
+    with pytest.raises(ImproperlyConfigured, match=f"{name} must be seconds, or 0, -1, None or 'never'"):
+        expires_ms(app) if name == "result_chord_expires" else app.backend
+
+
+@pytest.mark.parametrize("never", [0, -1, "never"])
+def test_failures_may_be_kept_for_ever_beside_results_that_are_not(url, never):
+    app = app_on(url, 3600)
+    app.conf.result_failure_expires = never
+    assert app.backend.expiry.until_ms("FAILURE") is None
+    assert app.backend.expiry.until_ms("SUCCESS") is not None
 
 
 def test_a_url_wins_over_the_environment_and_that_over_the_plugins_own(url, monkeypatch):

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from cystore.config import DEFAULTS, StoreConfig
+from cystore.config import _BOUNDS, AGES, DEFAULTS, FOREVER_H, StoreConfig
 from cystore.errors import StoreConfigError
 
 pytestmark = pytest.mark.unsanitized  # settings, which no kernel reads
@@ -106,6 +106,22 @@ BOUNDS = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in BOUNDS for value in BOUNDS[name]])
 def test_bound_itself_is_taken(name, value):
     assert getattr(StoreConfig(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize("name", AGES)
+@pytest.mark.parametrize("never", [-1, "never"])
+def test_an_age_may_be_never(name, never):
+    assert getattr(StoreConfig(**{name: never}), name) == FOREVER_H
+    assert StoreConfig.parse_setting(f"{name}={never}") == (name, FOREVER_H)
+    with pytest.raises(StoreConfigError, match=f"{name} must be . to {FOREVER_H}, or -1 or never for ever"):
+        StoreConfig(**{name: -2})
+
+
+def test_nothing_else_may_be_never():
+    for name in set(_BOUNDS) - set(AGES):
+        for value in (-1, "never"):
+            with pytest.raises(StoreConfigError, match=name):
+                StoreConfig(**{name: value})
 
 
 def test_consume_queue_file_is_rounded_up_to_whole_entries():
