@@ -7,7 +7,7 @@ import ast
 import dataclasses
 import re
 
-from cystore.config import StoreConfig
+from cystore.config import _BOUNDS, AGES, StoreConfig
 from tests.structure.sources import files
 from tools import settings_table
 
@@ -28,6 +28,14 @@ def test_every_setting_of_the_app_is_in_the_table():
     code = "".join(path.read_text() for path in files(".py", under="cystore/celery"))
     found = set(NAME.findall(code))
     assert found == {name for name, *_ in settings_table.APP}
+
+
+def test_the_table_says_what_0_and_never_mean():
+    """Seen: 0 removes everything in one setting and means for ever in another. A 0 that is not in the table is
+    refused."""
+    for name, (low, _) in _BOUNDS.items():
+        assert ("0: " in settings_table.STORE[name]) == (low == 0), name
+        assert ("`never`: " in settings_table.STORE[name]) == (name in AGES), name
 
 
 # Settings that no code reads as an attribute, and why they are no lie.
