@@ -259,11 +259,8 @@ def test_unfinished_tasks_are_those_whose_newest_attempt_has_no_end(spark):
     rows = [
         *(row("SENT", 0, task_id="done"), row("SUCCEEDED", 9, task_id="done")),
         *(row("SENT", 2, task_id="waits"),),
-        *(
-            row("SENT", 1, task_id="runs"),
-            row("RECEIVED", 2, task_id="runs"),
-            row("STARTED", 3, task_id="runs"),
-        ),
+        *(row("SENT", 1, task_id="runs"), row("RECEIVED", 2, task_id="runs")),
+        *(row("STARTED", 3, task_id="runs"),),
         *(row("STARTED", 1, task_id="again"), row("SENT", 4, task_id="again", retries=1)),
         *(row("SENT", 1, task_id="ended later"), row("FAILED", 8, task_id="ended later", retries=1)),
     ]

@@ -193,6 +193,7 @@ def test_closed_handle_refuses_everything(control):
         "clear_intent": (),
         "index_files_changed": (),
         "follow": (),
+        "place_seen": (),
         "counters": (),
         "more_queue_bytes": (),
         "wake_append": (),
