@@ -18,6 +18,7 @@ from cystore import StoreError, layout
 from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits, TagFilter
 from cystore._native.lookup import key_reader, many_keys, sequence, tail, tail_table
+from cystore._native.lookup.visible import has_expired, is_visible
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.window import LogWindow
@@ -137,6 +138,8 @@ def run_query(data: bytes) -> None:
         same("repeats", len({message.physical_offset for message in found}), len(found))
         for message in found:
             _check(message, bytes(log))
+            visible = is_visible(control, message)
+            same("visible", visible and has_expired(control, message), False)
             if key.decode() not in (*message.keys, message.unique_key) or message.topic != "T":
                 raise Wrong(f"{key!r} is no key of {message!r}")
     wanted = ["a", "u1", "none"]

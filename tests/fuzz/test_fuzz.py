@@ -80,6 +80,7 @@ REACHED_BY = {
     "key_reader": "query",
     "many_keys": "query",
     "sequence": "query",
+    "visible": "query",
     "time_search": "store",
     "queue_reader": "store",
     "get_result": "store",

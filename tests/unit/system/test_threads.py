@@ -65,7 +65,8 @@ def test_the_interval_counts_from_the_beginning_of_a_turn(monkeypatch, asked_eac
 @pytest.mark.parametrize("kind", [StoreFullError, StoreMovedError, StorePermissionError, StoreResourceError])
 def test_a_full_disk_is_one_line_a_minute(monkeypatch, caplog, kind):
     """Seen: 206 tracebacks in 18 s of each process, because the numbers in the text changed and some turns went well
-    in between. The log may lie on the same disk."""
+    in between. The log may lie on the same disk. The first look at a store that was moved tells nothing: its program
+    may be at its end, and the close tells it."""
     now, turns = [100.0], []
     monkeypatch.setattr(repeated_errors, "monotonic_s", lambda: now[0])
 
@@ -80,8 +81,9 @@ def test_a_full_disk_is_one_line_a_minute(monkeypatch, caplog, kind):
 
     ServiceThread("allocate", run_once, 0.0, lambda _: None, thread=Inline)
     assert len(turns) == 300
+    first = 2 if kind is StoreMovedError else 1
     assert caplog.messages == [
-        "cystore-allocate: 1 bytes are free [path /store/1]",
+        f"cystore-allocate: {first} bytes are free [path /store/{first}]",
         (
             f"cystore-allocate: {caplog.messages[1].split()[1]} bytes are free [path "
             f"/store/{caplog.messages[1].split()[1]}]"
