@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attach import Attachment
@@ -144,12 +145,21 @@ def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None
     failpoint("detach.flushed")
     if files.free_space(root)[0] >= SCARCE_BYTES:
         files.remove(root / HEADROOM_NAME, durable=False)
-    elif not (root / HEADROOM_NAME).exists():
+    elif _occupied(root / HEADROOM_NAME) < _occupied(root / CONTROL_NAME):  # it was made on a full disk
+        files.remove(root / HEADROOM_NAME, durable=False)
         files.move(root / CONTROL_NAME, root / HEADROOM_NAME)
     files.remove(root / CONTROL_NAME)
     failpoint("detach.control_removed")
     files.remove(root / ABORT_NAME)
     return None
+
+
+def _occupied(path: Path) -> int:
+    """The bytes that a file takes on the disk; none if it is missing."""
+    try:
+        return path.stat().st_blocks * files.BLOCK_BYTES
+    except FileNotFoundError:
+        return 0
 
 
 def _shut_down_derived(attachment: Attachment) -> bool:

@@ -113,7 +113,6 @@ def free_expired(root: Path, config: StoreConfig, *, forcibly: bool = False) -> 
             Manifest.load(root, None, Facts).set_log_begin(end)
         for base in gone:
             files.remove(segments.path(base))
-            failpoint("attach.segment_gone")
     finally:
         attachment.control.detach()
         attachment.checkpoint.close()

@@ -39,13 +39,14 @@ def singles(item: dict) -> list[dict]:
 
 
 def message_of(item: dict) -> cystore.Message:
+    """Without empty values of properties, which RocketMQ drops and cystore refuses."""
     return cystore.Message(
         topic=item["topic"],
         queue_id=item["queueId"],
         body=base64.b64decode(item["bodyB64"]),
         keys=tuple(item.get("keys", "").split()),
         tags=item.get("tags"),
-        properties=item.get("properties"),
+        properties={n: v for n, v in item.get("properties", {}).items() if v},
         unique_key=item.get("uniqKey"),
         flag=item.get("flag", 0),
         sys_flag=item.get("sysFlag", 0),
