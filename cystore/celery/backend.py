@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -216,6 +216,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
                 from cystore.celery.replicas import tell_unserved
 
                 tell_unserved(store)
+            with suppress(StoreNotWritableError):  # a slave, perhaps: it may become the master
+                store.check_reserved_space()  # an open works on a full disk, but no task could be stored
             return store
         except StoreError as error:
             raise ImproperlyConfigured(f"result_backend {self.as_uri()!r} cannot be used: {error}") from error
