@@ -46,6 +46,7 @@ from cystore.surface.places import StorePlaces
 from cystore.surface.upkeep import StoreUpkeep
 from cystore.surface.waits import StoreWaits
 from cystore.system import folders
+from cystore.system.links import real_path
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
 
@@ -97,7 +98,7 @@ def open(  # noqa: A001 - the surface's name
         raise StoreConfigError(f"path must name a directory, not {path!r}")
     masters, path = _parted(path)
     try:
-        real = folders.real_path(path)
+        real = real_path(path)
     except ValueError as error:
         raise StoreConfigError(f"path must name a directory, not {path!r}: {error}") from error
     if not isinstance(config, StoreConfig):
@@ -262,7 +263,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         revive = weakly(self, MessageStore._revive)
         path = self.path
         if self._was_attached and instead is None:
-            path = folders.real_path(path)  # perhaps a link is there now
+            path = real_path(path)  # perhaps a link is there now
         parts = attach(path, config, revive, self._progress, instead=instead)
         self._was_attached = True
         threads: list[ServiceThread] = []

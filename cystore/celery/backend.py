@@ -57,7 +57,7 @@ from cystore.celery.stores import (
     shown,
 )
 from cystore.celery.versions import decompress_payload
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 
 if TYPE_CHECKING:
     from cystore import MessageStore

@@ -21,7 +21,7 @@ from cystore.ha.home import SECTION, home_of
 from cystore.ha.role import is_copied, role_of
 from cystore.ha.status import present_status
 from cystore.system import files
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 
 log = logging.getLogger("cystore.celery")
 

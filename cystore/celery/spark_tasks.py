@@ -26,7 +26,8 @@ from celery import current_app
 
 from cystore.errors import StoreError
 from cystore.operate.command import FOUND_WRONG, OK
-from cystore.system.folders import LIBC, real_path
+from cystore.system.folders import LIBC
+from cystore.system.links import real_path
 
 TASKS = {name: f"cystore.spark.{name}" for name in ("scrub", "rebuild", "archive", "report", "aggregate")}
 STORES, FOLDERS = "cystore_spark_stores", "cystore_spark_folders"

@@ -37,7 +37,7 @@ from cystore.config import FOREVER, FOREVER_H, canonical
 from cystore.config_sources import given_outside
 from cystore.errors import hidden
 from cystore.layout import CONSTANTS
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 from cystore.value_class import value_class
 
 if TYPE_CHECKING:

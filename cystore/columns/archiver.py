@@ -50,7 +50,7 @@ from cystore.services.retention.archive_mark import (
 )
 from cystore.store import MessageStore
 from cystore.system import files
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 
 log = logging.getLogger("cystore")
 

@@ -28,7 +28,7 @@ from cystore.layout import LMQ_PREFIX
 from cystore.store import MessageStore
 from cystore.store import open as open_store
 from cystore.system import files, platform
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 
 OnCorruption = Literal["fail", "skip", "column"]
 

@@ -55,7 +55,7 @@ from cystore.errors import (
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.store import MessageStore
 from cystore.system import files, ownership, platform
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 from cystore.system.os_errors import is_missing
 from cystore.system.ranges import file_ranges
 

@@ -13,7 +13,7 @@ from cystore.config import StoreConfig
 from cystore.config_sources import resolve
 from cystore.errors import FilterError, StorePermissionError
 from cystore.filters.sql import SqlFilter
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 
 OK, FOUND_WRONG, FAILED = 0, 1, 2  # exit codes; 1 is damage, or an empty answer
 INT64_MAX = (1 << 63) - 1

@@ -32,8 +32,8 @@ from cystore.layout import BLANK_SIZE_MIN, MAGIC, RECORD_MAGIC_BLANK, TOTAL_SIZE
 from cystore.operate.backup import CONFIG, DRAFT_STORE, DRAFT_SUFFIX, Taken, TargetError, proven
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.system import files, ownership, platform
-from cystore.system.folders import real_path
 from cystore.system.key_lock import KeyLock
+from cystore.system.links import real_path
 from cystore.system.ranges import file_ranges
 
 IMPORTING = "IMPORTING"  # beside the draft; its lock belongs to the process that makes it

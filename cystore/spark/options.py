@@ -17,7 +17,7 @@ from cystore.columns.arrow import FOREVER, OnCorruption, own_topics, places_of
 from cystore.columns.object_store import ObjectStore, in_parallel, is_url
 from cystore.config import StoreConfig
 from cystore.errors import StoreConfigError, StoreFormatError
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 
 EARLIEST, LATEST = -2, -1  # in offsets by topic and partition, as in Kafka
 SETTING_PREFIX = "cystore."

@@ -8,16 +8,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from cystore._native.system.descriptor import Descriptor, InFolder, identity_of, open_beneath, open_in
-from cystore.errors import StoreClosedError, StoreMovedError, StorePermissionError
+from cystore.errors import StoreClosedError, StoreMovedError
 
 AT_FDCWD = -100
-LINKS_MAX = 40  # as the kernel
 _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x04, 0x08
 _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 LIBC = ctypes.CDLL(None, use_errno=True)  # made once: each CDLL keeps a class for ever
@@ -86,44 +84,6 @@ class HomePath(type(Path())):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Callable[[str], Path], tuple[str]]:
         return Path, (str(self),)
-
-
-def real_path(path: str | os.PathLike[str]) -> Path:
-    """The place that a path leads to, with every link resolved: the only function of cystore that follows links to a
-    store, its secrets, and folders beside it. A part that is missing stays as it is.
-
-    Raises StorePermissionError for a link that belongs neither to this user nor to root: its owner could lead the path
-    to another place at any time. In a folder like /tmp everybody can make such a link. Raises ValueError for a path
-    with a NUL.
-    """
-    text, trusted = os.fspath(path), (0, os.geteuid())
-    left, reached, links = text.split("/")[::-1], "/" if text.startswith("/") else os.getcwd(), 0
-    while left:
-        name = left.pop()
-        if name in ("", "."):
-            continue
-        if name == "..":
-            reached = os.path.dirname(reached)
-            continue
-        step = os.path.join(reached, name)
-        try:
-            status = os.lstat(step)
-            target = os.readlink(step) if stat.S_ISLNK(status.st_mode) else None
-        except OSError:  # missing, or no access: the open of the path tells
-            target = None
-        if target is None or links == LINKS_MAX:  # too many: the open of the path refuses the next one
-            reached = step
-            continue
-        if status.st_uid not in trusted:
-            raise StorePermissionError(
-                f"a symbolic link of another user (user id {status.st_uid}) leads to {target!r}, and that user could "
-                "lead it anywhere: give the path that it leads to, or replace it by a link of your own",
-                path=step,
-            )
-        links += 1
-        reached = "/" if target.startswith("/") else reached
-        left += target.split("/")[::-1]
-    return Path(reached)
 
 
 def held_open(path: Path) -> Path:

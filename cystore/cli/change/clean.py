@@ -14,7 +14,7 @@ from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_co
 from cystore.operate.output import write_json, write_line
 from cystore.operate.progress import progress
 from cystore.services.clean import Cleaned
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 
 RETENTION = "file_reserved_time_h"
 

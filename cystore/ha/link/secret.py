@@ -12,7 +12,7 @@ from cystore.config import StoreConfig
 from cystore.errors import ReplicationError, StoreConfigError
 from cystore.ha.link.sockets import is_loopback, ours
 from cystore.system import files
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 
 SECRET_BYTES_MIN, SECRET_BYTES_MAX = 16, 4096
 

@@ -38,7 +38,7 @@ from cystore.spark.frames import cores_of
 from cystore.spark.jobs.spread import spread
 from cystore.spark.options import SETTING_PREFIX, local_path
 from cystore.system import files
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 from cystore.system.threads import os_threads
 
 LEAST_RANGE_BYTES = 4 << 20

@@ -22,7 +22,7 @@ from cystore.spark.options import (
     settings_of,
     whole_number,
 )
-from cystore.system.folders import real_path
+from cystore.system.links import real_path
 
 WRITE_NAMES = (
     *("path", "topic", "stagingPath", "sinkId", "txnAppId", "txnVersion", "checkpointLocation"),

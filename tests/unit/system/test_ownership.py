@@ -21,6 +21,7 @@ from cystore.columns.arrow import places_of
 from cystore.ha.link.secret import secret_in
 from cystore.operate import backup
 from cystore.system import files, folders, ownership
+from cystore.system.links import real_path
 from tests.support.disks.access import access, check_access, no_umask
 from tests.support.process import Failed
 from tests.support.small_stores import open_small
@@ -440,7 +441,7 @@ def test_links_resolve_as_the_system_resolves_them(tmp_path, monkeypatch):
         ".",
     ):
         for form in (text, str(tmp_path / text), f"../{text}"):
-            assert str(folders.real_path(form)) == os.path.realpath(form), form
+            assert str(real_path(form)) == os.path.realpath(form), form
     (tmp_path / "round").symlink_to("round")
     with pytest.raises(cystore.StoreError):
         cystore.open(tmp_path / "round" / "store")
