@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 import cystore
+from cystore.clock import monotonic_s
 from cystore.derived.files.offsets import QueueOffsets, write_queue_offsets
 from cystore.engine.files.segments import Mode
+from cystore.system.threads import os_threads
 from cystore.verify.verifier import verify
 from tests.oracle import queue
 from tests.oracle import store as oracle
 from tests.oracle.log import lay_out
 from tests.oracle.record import ROCKETMQ_MAGIC, SCHEDULE_TOPIC
+from tests.support.interrupts import mapped
 from tests.support.property import stores
 from tests.support.recovery_stores import FILE_BYTES, make_records, write
 
@@ -266,6 +269,9 @@ def test_damaged_saved_offsets_do_not_keep_a_closed_store_open(tmp_path):
     gc.disable()
     try:
         cystore.open(store.path, **stores.config(store.log)).close()
+        until = monotonic_s() + 60
+        while mapped(store.path) and monotonic_s() < until:  # a look of the thread "let-go" may still run
+            os_threads.pause(0.001)
         held = Path("/proc/self/maps").read_text().splitlines()
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):  # that of the listing itself
