@@ -20,6 +20,7 @@ from celery import Celery, Task
 from celery.bin.celery import celery
 from click.testing import CliRunner, Result
 
+from cystore.celery import homes
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.stores import close_shared
 from cystore.clock import monotonic_s
@@ -47,6 +48,12 @@ WORKER = (
 def _heard(caplog: pytest.LogCaptureFixture) -> None:
     """Captures the library's log, whatever another test's module did to its loggers."""
     caplog.set_level(logging.DEBUG, "cystore")
+
+
+@pytest.fixture(autouse=True)
+def _no_homes_known() -> None:
+    """Each test is a process of its own to the library: the homes that tests before had for the same ids are gone."""
+    homes._foreign.clear()
 
 
 @pytest.fixture

@@ -234,7 +234,6 @@ def looks(app: Celery, task_id: str, timeout: float = PATIENCE_S) -> tuple[threa
 @pytest.fixture
 def pair(server: Redis, url: str, tmp_path: Path) -> Iterator[SimpleNamespace]:
     """A home whose worker does not answer yet, a client, both with the secret, and a thief."""
-    homes._foreign.clear()  # of tests before, which had homes of their own for the same ids
     there, setting = f"{server.url}?db=1", {"cystore_answers_secret_file": secret_file(tmp_path)}
     home = app_on(there, url, **setting)
     name = store_id_of(home.backend.store)
