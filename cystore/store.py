@@ -335,8 +335,9 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
             self.put_many = keeping(self, parts.appender.put_many)  # type: ignore[method-assign]
         parts.group_offsets = _group_offsets
         # The threads keep the parts, not this object. So a store without references is closed, and they end.
-        for name in self.config.services:
-            start_service(name, parts, self.config, threads)
+        with os_threads.works_for(self.path):
+            for name in self.config.services:
+                start_service(name, parts, self.config, threads)
 
     def _forked(self) -> None:
         """In a forked child, which has no threads, and whose locks are the parent's. Only closes, never unlocks."""

@@ -81,10 +81,11 @@ class Dispatcher:
         self._seen, self._behind = 0, False
         self._sleeper, self._stopping, self._key = InterruptibleSleep(), os_threads.Flag(), _key(self.name)
         self._hold = _Hold(parts, self.name) if hold else None
-        self._thread = ServiceThread(
-            f"dispatcher-{self.name}", self._turn, lambda: self._pause_s, self._sleep,
-            flag=lambda: self._stopping, at_end=self._leave, prepare=partial(self._make, hold_max_age_ms),
-        )  # fmt: skip
+        with os_threads.works_for(parts.root):
+            self._thread = ServiceThread(
+                f"dispatcher-{self.name}", self._turn, lambda: self._pause_s, self._sleep,
+                flag=lambda: self._stopping, at_end=self._leave, prepare=partial(self._make, hold_max_age_ms),
+            )  # fmt: skip
 
     def _make(self, hold_max_age_ms: int | None) -> None:
         """Makes the cursor and the hold. A dispatcher does not begin if there is no room for its thread."""

@@ -90,7 +90,8 @@ class QueueWatch:
                     self._enter(queue_id, slot, entry)
                 if self._thread is None:
                     self._used_s = monotonic_s()
-                    self._thread = os_threads.Thread(self._run, self._name)
+                    with os_threads.works_for(parts.root):
+                        self._thread = os_threads.Thread(self._run, self._name)
                 else:
                     self._sleeper.wake()
             except BaseException:  # no room for the thread, or a handler's exception

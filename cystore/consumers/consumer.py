@@ -521,4 +521,5 @@ def _thread_of(consumer: Consumer) -> ServiceThread:
         found = known()
         return LEAST_TURN_S if found is None else found._pause_s()
 
-    return ServiceThread(f"consumer-{consumer.group}", turn, pause_s, prepare=consumer._join_group)
+    with os_threads.works_for(consumer._parts.root):
+        return ServiceThread(f"consumer-{consumer.group}", turn, pause_s, prepare=consumer._join_group)

@@ -149,6 +149,17 @@ def no_thread(name: str, reason: object) -> StoreResourceError:
     )
 
 
+@contextmanager
+def works_for(path: object) -> Iterator[None]:
+    """The error for a thread that cannot begin within it names the store that the thread would have worked for."""
+    try:
+        yield
+    except StoreResourceError as error:
+        if error.path is not None:
+            raise
+        raise StoreResourceError(str(error), path=path) from error
+
+
 def begin(target: Callable[[], None], name: str) -> threading.Thread:
     """Starts a daemon thread of `threading`, which may be a greenlet. Raises StoreResourceError if there is no room for
     it."""

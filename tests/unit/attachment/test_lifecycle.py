@@ -133,9 +133,30 @@ def test_open_without_a_thread_leaves_nothing(tmp_path, monkeypatch, started):
 
     with monkeypatch.context() as patch:
         patch.setattr(os_threads, "start", start)
-        with pytest.raises(cystore.StoreResourceError, match="can't start new thread"):
+        with pytest.raises(cystore.StoreResourceError, match="can't start new thread") as raised:
             open_small(tmp_path / "s", services=("flush", "allocate"))
+    assert raised.value.path == tmp_path / "s"
     check_nobody_has(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.consumer("g", "T"),
+        lambda store: store.dispatchers.add("d", len),
+        lambda store: store.listen("T", len),
+    ],
+    ids=["consumer", "dispatcher", "listener"],
+)
+def test_no_room_for_a_thread_names_the_store(tmp_path, monkeypatch, call):
+    """Seen: an operator of several stores was told which thread could not begin, and not for which store."""
+    with open_small(tmp_path / "s") as store:
+        store.put("T", b"x", flush="sync")
+        monkeypatch.setattr(os_threads, "start", lambda *_: (_ for _ in ()).throw(RuntimeError("no thread")))
+        with pytest.raises(cystore.StoreResourceError, match="no room for the thread") as raised:
+            call(store)
+        assert raised.value.path == tmp_path / "s"
+        monkeypatch.undo()
 
 
 def test_close_without_a_thread_closes_all_the_same(tmp_path, monkeypatch):
