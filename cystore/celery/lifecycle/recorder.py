@@ -35,7 +35,7 @@ from celery.app.task import Context
 from celery.exceptions import Reject
 from celery.utils.log import get_logger
 
-from cystore import MessageIllegalError, StoreFullError, StoreMovedError, StoreNotWritableError
+from cystore import MessageIllegalError, StoreError, StoreFullError, StoreMovedError
 from cystore.celery.base import events, greenlets, records
 from cystore.celery.base.identity import known_home_of
 from cystore.celery.base.processes import in_pool
@@ -163,7 +163,7 @@ class Lifecycle:
         if first:
             log.warning(
                 "%s: cannot log events of tasks; tasks continue without: %s", self.location.path, error,
-                exc_info=None if isinstance(error, StoreNotWritableError) else error,
+                exc_info=None if isinstance(error, StoreError) else error,  # the store's errors say all
             )  # fmt: skip
 
     def _lose(self) -> None:
