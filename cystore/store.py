@@ -317,8 +317,8 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         much as the append itself) and starts the services."""
         self._unbind()
         if type(self).query is MessageStore.query:
-            key_reader = parts.reader.key_reader(weakly(self, type(self).query))
-            self.query = query_function(key_reader, self)  # type: ignore[method-assign]
+            general = weakly(self, type(self).query)
+            self.query = query_function(parts.reader.keys, general, self)  # type: ignore[method-assign]
         cls = type(self)
         if cls.get is MessageStore.get and cls.read is MessageStore.read:
             reader = parts.reader.queue_reader(weakly(self, cls.get), weakly(self, cls.read))

@@ -12,7 +12,8 @@ from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
 from cystore.attachment.attach import Attachment
 from cystore.attachment.private_reads import scan
-from cystore.derived.reading.by_key import DEFAULT_COUNT, FOREVER_MS
+from cystore.derived.reading.by_key import DEFAULT_COUNT
+from cystore.derived.reading.reader import FOREVER_MS
 from cystore.engine.files.segments import Mode
 from cystore.engine.inspect.message_id import MessageId, read_by_id
 from cystore.engine.inspect.queue_offset import queue_offset_in

@@ -17,9 +17,13 @@ import cystore
 from cystore import StoreError, layout
 from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits, TagFilter
-from cystore._native.lookup import key_reader, many_keys, sequence, tail, tail_table
+from cystore._native.lookup import sequence, tail, tail_table
+from cystore._native.lookup.counts import ReadCounts
+from cystore._native.lookup.key_reader import KeyReader
+from cystore._native.lookup.many_keys import query_many
+from cystore._native.lookup.tail import TailKeys
 from cystore._native.lookup.visible import has_expired, is_visible
-from cystore._native.memory.control import Control
+from cystore._native.memory.control import WROTE, Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.window import LogWindow
 from cystore.errors import CorruptRecordError, MessageIllegalError, StoreFormatError
@@ -37,7 +41,9 @@ _folder = tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) e
 ROOT = Path(_folder.name)
 
 LOG_BYTES = 4096
-WROTE_AT = next(at for field, at in layout.CONTROL_FIELDS if field.name == "wrote")
+WROTE_AT, DISPATCHED_AT = (
+    next(at for field, at in layout.CONTROL_FIELDS if field.name == name) for name in ("wrote", "dispatched")
+)
 SLOTS, CAPACITY = 11, 40
 LIMITS = BatchLimits(
     memory_bytes=1 << 20, bytes_in_memory=1 << 16, count_in_memory=32, bytes_in_disk=1 << 14, count_in_disk=8
@@ -121,18 +127,43 @@ def run_queue(data: bytes) -> None:
     queue_kernel.step_over_holes(file, 0, len(entries), True)
 
 
+class _Near:
+    """What a search by key needs besides the log: one index file. Nothing is dispatched meanwhile."""
+
+    def __init__(self, window: LogWindow, file: MappedFile) -> None:
+        self._window, self._file = window, file
+
+    def index_files(self) -> list[tuple[MappedFile, int, int]]:
+        return [(self._file, SLOTS, CAPACITY)]
+
+    def window(self) -> LogWindow:
+        return self._window
+
+    def dispatch(self) -> None:
+        """The rest of the log stays undispatched."""
+
+    def undispatched_damage(self, position: int) -> CorruptRecordError:
+        return CorruptRecordError("not valid", path=ROOT, offset=position)
+
+    def report(self, damaged: list[CorruptRecordError]) -> None:
+        """Damage is expected here."""
+
+
 def run_query(data: bytes) -> None:
     """Messages by key through an index and a log that may both be wrong."""
     log, _, index = _edited(data)
     segment, file = _mapped(log), _mapped(index)
     control = _control()
-    control.file.write(WROTE_AT, len(log).to_bytes(8, sys.byteorder))  # back, too, which no setter does
+    dispatched = 0 if data[:1] > b"\x80" else len(log)  # 0: the log is searched beside the index
+    for at, value in ((WROTE_AT, len(log)), (DISPATCHED_AT, dispatched)):
+        control.file.write(at, value.to_bytes(8, sys.byteorder))  # back, too, which no setter does
     window = LogWindow(lambda _: segment)
-    for key in (b"a", b"u1", b"none"):
+    reader = KeyReader(
+        control, _Near(window, file), [], ReadCounts(control, lambda: None), TailKeys(), None, WROTE
+    )
+    for text in ("a", "u1", "none"):
         try:
-            found = key_reader.find_messages(
-                window, control, [(file, SLOTS, CAPACITY)], b"T", key, 5, 0, 2**63 - 1
-            )
+            found = reader.query(b"T", text, 5, 0, 2**63 - 1, False, WROTE)
         except CorruptRecordError:
             continue
         same("repeats", len({message.physical_offset for message in found}), len(found))
@@ -140,16 +171,11 @@ def run_query(data: bytes) -> None:
             _check(message, bytes(log))
             visible = is_visible(control, message)
             same("visible", visible and has_expired(control, message), False)
-            if key.decode() not in (*message.keys, message.unique_key) or message.topic != "T":
-                raise Wrong(f"{key!r} is no key of {message!r}")
-    wanted = ["a", "u1", "none"]
-    together, _ = many_keys.find_many(window, control, [(file, SLOTS, CAPACITY)], b"T", wanted, 5)
-    for text, answer in together.items():
-        if answer is not None:
-            alone = key_reader.find_messages(
-                window, control, [(file, SLOTS, CAPACITY)], b"T", text.encode(), 5, 0, 2**63 - 1
-            )
-            same("places", [m.physical_offset for m in answer], [m.physical_offset for m in alone])
+            if text not in (*message.keys, message.unique_key) or message.topic != "T":
+                raise Wrong(f"{text!r} is no key of {message!r}")
+    for text, answer in query_many(reader, b"T", ["a", "u1", "none"], 5, WROTE).items():
+        alone = reader.query(b"T", text, 5, 0, 2**63 - 1, False, WROTE)
+        same("places", [m.physical_offset for m in answer], [m.physical_offset for m in alone])
     for key in (b"a", b"u1", b"none"):
         for message in tail.find_messages(window, 0, len(log), 0, b"T", key, 5, 0, 2**63 - 1)[0]:
             _check(message, bytes(log))

@@ -165,7 +165,7 @@ cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
     failpoint("dispatch.index")
     d.keys_done = 0
     d.position = r.end
-    # release: publishes all entries; acquire in Control.dispatched, KeyReader.find, queue_reader.pyx: _get
+    # release: publishes all entries; acquire in Control.dispatched, KeyReader.begin, queue_reader.pyx: _get
     store_i64(&d.block.dispatched, r.end)
     failpoint("dispatch.record")
     return DISPATCH_DONE

@@ -67,6 +67,7 @@ cdef struct key_query:
     const uint8_t* key      # NULL: every key with the hash
     int key_len
     index_walk walk
+    int64_t end             # log position: records behind it, or that end behind it, are left out
     int64_t[QUERY_CANDIDATES] candidates
     int candidate_at
     int candidate_count

@@ -173,7 +173,7 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
         if status == WINDOW_NEED_SEGMENT:
             return QUERY_NEED_SEGMENT
         q.candidate_at += 1
-        if status == WINDOW_GONE or status == WINDOW_BEYOND:
+        if status == WINDOW_GONE or status == WINDOW_BEYOND or q.wanted >= q.end:
             continue
         if status != RECORD_OK:
             _add_damaged(q, q.wanted, status)
@@ -185,6 +185,7 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
         elif v.topic_len == q.topic_len and memcmp(v.topic, q.topic, q.topic_len) == 0 \
                 and takes_index_entry(v.sys_flag) \
                 and (q.key == NULL or index_key_matches(&v, q.key, q.key_len)) \
+                and v.total_size <= q.end - q.wanted \
                 and not record_expired(window, &v):
             _add_found(q, q.wanted)
             if q.found_count == 1:

@@ -3,6 +3,7 @@ from typing import Any, final
 
 from cystore._native.derived.dispatch import DispatchKernel
 from cystore._native.lookup.counts import ReadCounts
+from cystore._native.lookup.tail import TailKeys
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
@@ -16,33 +17,29 @@ class QueryResult(list[Message]):
         self, messages: Iterable[Message] = (), damaged: Iterable[CorruptRecordError] = ()
     ) -> None: ...
 
-def find_messages(
-    window: LogWindow,
-    control: Control,
-    files: list[Any],
-    topic: bytes,
-    key: bytes,
-    max_count: int,
-    begin_ms: int,
-    end_ms: int,
-    *,
-    any_key: bool = False,
-) -> QueryResult: ...
-
 @final
 class KeyReader:
     def __init__(
         self,
         control: Control,
-        shapes: Callable[[], list[Any]],
+        obstacles: Any,
         windows: list[LogWindow],
-        new_window: Callable[[], LogWindow],
-        general: Callable[..., QueryResult],
         counts: ReadCounts,
-        report: Callable[[list[CorruptRecordError]], None],
-        dispatcher: DispatchKernel | None = None,
-        *,
-        bounded: bool = False,
+        tail: TailKeys,
+        dispatcher: DispatchKernel | None,
+        which_end: int,
     ) -> None: ...
+    def query(
+        self,
+        topic: bytes,
+        key: str,
+        max_count: int,
+        begin_ms: int,
+        end_ms: int,
+        with_expired: bool,
+        which_end: int,
+    ) -> QueryResult: ...
 
-def query_function(reader: KeyReader, owner: object = None) -> Callable[..., QueryResult]: ...
+def query_function(
+    reader: KeyReader, general: Callable[..., QueryResult], owner: object = None
+) -> Callable[..., QueryResult]: ...

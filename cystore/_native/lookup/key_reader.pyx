@@ -1,12 +1,12 @@
-"""`query`: finds the messages that hold a key, through the index files and a window on the log.
+"""`query`: finds the messages that hold a key: through the index files and a window on the log, and in the part of the
+log that the index does not cover yet.
 
-A query takes about ten cache misses, as long as one call through Python. So `query_function` answers ordinary queries
-by itself. All others (times, odd arguments, an index behind the log, a detached store) go to the reader's `general`
-function.
+A query takes about ten cache misses, as long as one call through Python. So `query_function` reads ordinary arguments
+by itself. All others are read in Python (Reader.query), which then calls `KeyReader.query`.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_Append, PyList_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport INT32_MAX, INT64_MAX, int64_t, uint8_t, uint32_t
@@ -16,13 +16,12 @@ from cystore._native.append.arguments cimport (
     known_callers, place_keywords, whole_argument
 )
 from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, load_u32
-from cystore._native.memory.control cimport Control, PLACE_LOOK_MS
+from cystore._native.memory.control cimport Control, PLACE_LOOK_MS, read_end
 from cystore._native.derived.dispatch cimport DispatchKernel
 from cystore._native.derived.index cimport (
     QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_query, index_slot_prefetch,
     index_time, index_topic_seed, index_view, index_view_of, index_walk_begin, key_query
 )
-from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.lookup.counts cimport ReadCounts
 from cystore._native.record.message cimport Message, found_message, seen_message
@@ -78,10 +77,8 @@ cdef MappedFile view_index(list files, Py_ssize_t place, index_view* index):
     return file
 
 
-cdef QueryResult _find(LogWindow window, control_block* block, list files, key_query* q, const uint8_t* key,
-                       int64_t max_count, int64_t begin_ms, int64_t end_ms):
-    """Messages with the topic of `q` and a key with the hash of `key`, newest first. If `q.key` is set, a message must
-    hold that key."""
+cdef QueryResult _in_index(LogWindow window, const key_moment* m, list files, key_query* q, const key_request* r):
+    """Messages of the index files, newest first."""
     cdef index_view index
     cdef MappedFile file
     cdef int64_t i
@@ -91,9 +88,14 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     cdef Message only = None
     cdef list missing = None
     cdef Py_ssize_t place
-    q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), key, q.key_len)
-    q.walk.begin_ms = begin_ms = index_time(begin_ms)
-    q.walk.end_ms = end_ms = index_time(end_ms)
+    cdef int64_t max_count = INT64_MAX if r.as_text else r.max_count
+    q.topic, q.topic_len, q.key_len, q.end = r.topic, r.topic_len, r.key_len, m.end
+    q.key = NULL
+    if not r.as_text:
+        q.key = r.key
+    q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), r.key, q.key_len)
+    q.walk.begin_ms = index_time(r.begin_ms)
+    q.walk.end_ms = index_time(r.end_ms)
     q.found_count = q.damaged_count = 0
     q.room = min(max_count, 64)
     for place in range(len(files)):
@@ -105,12 +107,12 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
             messages = QueryResult.__new__(QueryResult)
             q.found = window.room(q.room)
             # acquire of `wrote`; release in append.pxd: move_wrote
-            window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
+            window.move(load_i64(&m.block.min_physical_offset), load_i64(&m.block.wrote))
         q.candidate_at = q.candidate_count = 0
         begun = False
         while True:
             with nogil:
-                may_hold = begun or index_may_hold(&index, begin_ms, end_ms)
+                may_hold = begun or index_may_hold(&index, q.walk.begin_ms, q.walk.end_ms)
                 if may_hold and not begun:
                     index_walk_begin(&index, &q.walk)
                     begun = True
@@ -161,84 +163,135 @@ cdef list _damaged(LogWindow window, key_query* q, list errors):
     return errors
 
 
-def find_messages(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
-                  bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms, *, bint any_key=False):
-    """At most `max_count` messages of a topic that hold the key, newest first, with store timestamps from `begin_ms` to
-    `end_ms`. `any_key`: all messages with a key of that hash.
+cdef void request_for(key_request* r, bytes topic, bytes key, int64_t max_count) noexcept:
+    r.topic, r.topic_len = <const uint8_t*>PyBytes_AS_STRING(topic), <int>min(len(topic), INT32_MAX)
+    r.key, r.key_len = <const uint8_t*>PyBytes_AS_STRING(key), <int>min(len(key), INT32_MAX)
+    r.max_count, r.begin_ms, r.end_ms, r.as_text = max_count, 0, INT64_MAX, False
 
-    `files`: the index files, newest first, as (mapped file, slots, capacity), or as (weak reference to the mapped file,
-    slots, capacity, function that maps it). The function replaces the reference in the list after it maps a file.
-    """
-    cdef key_query q
-    cdef const uint8_t* key_bytes = <const uint8_t*>PyBytes_AS_STRING(key)
-    q.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
-    q.topic_len = <int>min(len(topic), INT32_MAX)
-    q.key = NULL
-    if not any_key:
-        q.key = key_bytes
-    q.key_len = <int>min(len(key), INT32_MAX)
-    return _find(window, control.checked(), files, &q, key_bytes, max_count, begin_ms, end_ms)
+
+cdef bint is_compared_as_text(str key) except -1:
+    """Bytes of a stored key that are not UTF-8 are U+FFFD for programs."""
+    return not PyUnicode_IS_COMPACT_ASCII(key) and u"\N{REPLACEMENT CHARACTER}" in key
+
+
+cdef bint _holds(Message message, str key) except -1:
+    return key in message.keys or key == message.properties.get("UNIQ_KEY")
+
+
+cdef QueryResult _those_with(QueryResult found, str key, int64_t max_count):
+    """The messages whose key is this text, with U+FFFD for bytes that are not UTF-8."""
+    cdef QueryResult kept = QueryResult([message for message in found if _holds(message, key)][:max_count])
+    kept._damaged = found._damaged
+    return kept
 
 
 @cython.auto_pickle(False)
 @cython.final
 cdef class KeyReader:
-    """`query` of one attached store. Safe for threads.
+    """`query` and `query_many` of one attached store. Safe for threads.
 
-    `shapes()` returns the index files for `find_messages`; the reader calls it again when the index files change.
-    `new_window()` makes a window; `windows` holds spare windows. `general` answers all other queries, those that look
-    at the store's place, and all queries after a fork or `close` detached this object. The reader calls
-    `report(errors)` when a query meets damage.
+    `obstacles` removes the obstacles of a search: see KeyObstacles in derived/reading/by_key.py. `windows` holds spare
+    windows. `tail` has the keys behind the part of the log that the index covers.
     """
 
-    cdef Control control
-    cdef DispatchKernel dispatcher
-    cdef object shapes, new_window, general, report
-    cdef list windows           # spare windows
-    cdef list files             # result of `shapes`; None: not called yet
-    cdef uint32_t files_seq     # index_seq before that call
-    cdef ReadCounts counts
-    cdef bint bounded           # while the store confirms, `general` answers every query
+    def __init__(self, Control control not None, obstacles not None, list windows not None, ReadCounts counts not None,
+                 tail not None, DispatchKernel dispatcher, int which_end):
+        self.control, self.obstacles, self.windows, self.counts = control, obstacles, windows, counts
+        self.tail, self.dispatcher, self.which_end = tail, dispatcher, which_end
 
-    def __init__(self, Control control not None, shapes not None, list windows not None, new_window not None,
-                 general not None, ReadCounts counts not None, report not None, DispatchKernel dispatcher=None, *,
-                 bint bounded=False):
-        self.bounded = bounded
-        self.dispatcher, self.counts, self.report = dispatcher, counts, report
-        self.control, self.shapes, self.new_window, self.general = control, shapes, new_window, general
-        self.windows = windows
-
-    cdef QueryResult find(self, PyObject* topic, PyObject* key, int64_t max_count):
-        """The newest messages of a topic with a key, both plain ASCII text, or None if `general` has to answer."""
-        cdef key_query q
-        cdef control_block* block = self.control.block
-        cdef LogWindow window
-        cdef QueryResult found
+    cdef MappedFile begin(self, key_moment* m, int which_end):
+        """Dispatches what is appended by now, as far as that goes. Returns the mapping that holds the control block:
+        another thread may close the store. The order of the acquire loads matters: the index has all keys below
+        `dispatched` (release in dispatch.pyx)."""
+        cdef MappedFile keep_block
         cdef uint32_t seq
-        if block == NULL or clock_coarse_ms() - load_i64(&self.control.place_ms) >= PLACE_LOOK_MS:
-            return None
-        block = self.control.checked()
-        if self.bounded and load_u32(&block.confirming):
-            return None
-        if load_i64(&block.dispatched) < load_i64(&block.wrote) \
-                and (self.dispatcher is None or not self.dispatcher.make_turn()):
-            return None
+        m.block = self.control.checked()
+        m.wrote = load_i64(&m.block.wrote)
+        if load_i64(&m.block.dispatched) < m.wrote and (self.dispatcher is None or not self.dispatcher.make_turn()):
+            self.obstacles.dispatch()
+            m.block = self.control.checked()
         keep_block = self.control.file
-        seq = load_u32(&block.index_seq)
+        m.dispatched = load_i64(&m.block.dispatched)
+        m.end = read_end(m.block, m.wrote, which_end)
+        seq = load_u32(&m.block.index_seq)
         if self.files is None or seq != self.files_seq:
-            self.files, self.files_seq = self.shapes(), seq
-        q.topic = <const uint8_t*>PyUnicode_DATA(<object>topic)
-        q.topic_len = <int>PyUnicode_GET_LENGTH(<object>topic)
-        q.key = <const uint8_t*>PyUnicode_DATA(<object>key)
-        q.key_len = <int>PyUnicode_GET_LENGTH(<object>key)
-        self.counts.asked(1)
-        window = self.windows.pop() if PyList_GET_SIZE(self.windows) else self.new_window()
-        found = _find(window, block, self.files, &q, q.key, max_count, 0, INT64_MAX)
+            self.files, self.files_seq = self.obstacles.index_files(), seq
+        return keep_block
+
+    cdef LogWindow window(self):
+        return self.windows.pop() if PyList_GET_SIZE(self.windows) else self.obstacles.window()
+
+    cdef int give_back(self, LogWindow window) except -1:
         if PyList_GET_SIZE(self.windows) < SPARE_WINDOWS:
             self.windows.append(window)
-        if found._damaged is not None:
-            self.report(found._damaged)
+        return 0
+
+    cdef QueryResult find(self, LogWindow window, const key_moment* m, const key_request* r, str text):
+        """The newest messages of a topic with a key at one moment. `text` is the key, if it is compared as text."""
+        cdef key_query q
+        cdef QueryResult found = _in_index(window, m, self.files, &q, r)
+        if r.as_text:
+            found = _those_with(found, text, r.max_count)
+        if m.dispatched < m.end:
+            found = self.with_undispatched(found, window, m, r, text)
         return found
+
+    cdef QueryResult with_undispatched(self, QueryResult older, LogWindow window, const key_moment* m,
+                                       const key_request* r, str text):
+        """The same result with the messages that dispatch has not entered into the index. Damage there may hide all
+        messages behind it, so it is reported for any key."""
+        cdef bytes topic = PyBytes_FromStringAndSize(<const char*>r.topic, r.topic_len)
+        cdef bytes key = PyBytes_FromStringAndSize(<const char*>r.key, r.key_len)
+        cdef int64_t minimum = load_i64(&m.block.min_physical_offset)
+        cdef object error = None
+        cdef QueryResult found
+        newer, end = [], m.end
+        try:
+            newer, end = self.tail.find_messages(
+                self.control, window, minimum, m.wrote, m.dispatched, topic, key,
+                INT64_MAX if r.as_text else r.max_count, r.begin_ms, r.end_ms, below=m.end, any_key=r.as_text)
+        except CorruptRecordError as missing:  # a segment's file is missing
+            error = missing
+        if end < m.end:
+            error = self.obstacles.undispatched_damage(end)
+        if r.as_text:
+            newer = [message for message in newer if _holds(message, text)]
+        if error is None and not newer:
+            return older
+        # Meanwhile dispatch may have entered these messages, and newer ones.
+        by_offset = {message.physical_offset: message for message in [*newer, *older]}
+        found = QueryResult([by_offset[at] for at in sorted(by_offset, reverse=True)][:r.max_count], older.damaged)
+        if error is not None:
+            found._damaged.append(error)
+        return found
+
+    cdef int report(self, QueryResult found) except -1:
+        if found._damaged is not None and PyList_GET_SIZE(found._damaged):
+            self.obstacles.report(found._damaged)
+        return 0
+
+    cdef QueryResult answer(self, const key_request* r, str text, bint with_expired, int which_end):
+        cdef key_moment m
+        cdef MappedFile keep_block = self.begin(&m, which_end)
+        cdef LogWindow window = self.obstacles.window(with_expired=True) if with_expired else self.window()
+        cdef QueryResult found
+        self.counts.asked(1)
+        found = self.find(window, &m, r, text)
+        if not with_expired:
+            self.give_back(window)
+        self.report(found)
+        return found
+
+    def query(self, bytes topic not None, str key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms,
+              bint with_expired, int which_end):
+        """At most `max_count` messages of a topic that hold the key, newest first, with store timestamps from
+        `begin_ms` to `end_ms`."""
+        cdef key_request r
+        cdef bytes encoded = key.encode()
+        request_for(&r, topic, encoded, max_count)
+        r.begin_ms, r.end_ms = begin_ms, end_ms
+        r.as_text = is_compared_as_text(key)
+        return self.answer(&r, key, with_expired, which_end)
 
 
 # ------------------------------------------------------------------------------------------------- as a function
@@ -257,21 +310,28 @@ cdef inline bint _is_text(PyObject* value) noexcept:
         and PyUnicode_GET_LENGTH(<object>value) <= INT32_MAX
 
 
+cdef inline bint _is_at_hand(KeyReader self) noexcept:
+    """False after a fork or a close, and if it is time to look at the store's place: the store sees to that first."""
+    return self.control.block != NULL and clock_coarse_ms() - load_i64(&self.control.place_ms) < PLACE_LOOK_MS
+
+
 cdef object _query_call(object reader, PyObject** given, Py_ssize_t positional, PyObject* names):
     cdef KeyReader self = <KeyReader>reader
+    cdef key_request r
     cdef PyObject* wanted = <PyObject*>DEFAULT_COUNT
-    cdef int64_t max_count = 0
     cdef int keywords = KEYWORDS_UNKNOWN
-    cdef QueryResult found
     if positional == QUERY_POSITIONAL or (positional == QUERY_POSITIONAL + 1 and names == NULL):
         keywords = place_keywords(given + positional, names, _keyword_names, &_callers, &wanted)
         if positional > QUERY_POSITIONAL:
             wanted = given[QUERY_POSITIONAL]
     if keywords != KEYWORDS_UNKNOWN and _is_text(given[0]) and _is_text(given[1]) \
-            and whole_argument(wanted, 1, INT32_MAX, &max_count):
-        found = self.find(given[0], given[1], max_count)
-        if found is not None:
-            return found
+            and whole_argument(wanted, 1, INT32_MAX, &r.max_count) and _is_at_hand(self):
+        r.topic, r.topic_len = <const uint8_t*>PyUnicode_DATA(<object>given[0]), \
+            <int>PyUnicode_GET_LENGTH(<object>given[0])
+        r.key, r.key_len = <const uint8_t*>PyUnicode_DATA(<object>given[1]), \
+            <int>PyUnicode_GET_LENGTH(<object>given[1])
+        r.begin_ms, r.end_ms, r.as_text = 0, INT64_MAX, False
+        return self.answer(&r, None, False, self.which_end)
     return call_python(self.general, given, positional, names)
 
 
@@ -284,6 +344,8 @@ _query_definition.ml_doc = (
     "Messages of a topic by key; see MessageStore.query.")
 
 
-def query_function(KeyReader reader not None, owner=None):
-    """`query` as a function for programs. It keeps a reference to `owner`."""
+def query_function(KeyReader reader not None, general not None, owner=None):
+    """`query` as a function for programs. It keeps a reference to `owner`. `general` answers calls with other
+    arguments, calls that look at the store's place, and all calls after a fork or a close."""
+    reader.general = general
     return PyCFunction_NewEx(&_query_definition, reader, owner)

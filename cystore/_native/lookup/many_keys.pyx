@@ -1,7 +1,7 @@
 """`query_many`: messages of many keys. A lookup is a chain of cache misses, and each miss depends on the previous. So a
 group of lookups takes turns, one step each, and prefetches the memory for the next step of each lookup.
 
-It answers only ASCII keys with few messages, all of them intact. The caller looks up the other keys.
+The lookups answer ASCII keys with few messages, all of them intact. Other keys are searched one after the other.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -11,16 +11,17 @@ from cpython.object cimport PyObject
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
 
 from cystore._native.memory.atomics cimport load_i64, prefetch_for_read
-from cystore._native.memory.control cimport Control
 from cystore._native.derived.index cimport (
     QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_entry, index_key_hash, index_linked, index_may_hold, index_query,
     index_slot_prefetch, index_time, index_topic_seed, index_view, index_walk, index_walk_begin, key_query
 )
 from cystore._native.layout cimport (
-    INDEX_ENTRY_BYTES, control_block, index_entry_key_hash, index_entry_physical_offset, index_entry_previous
+    INDEX_ENTRY_BYTES, index_entry_key_hash, index_entry_physical_offset, index_entry_previous
 )
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.lookup.key_reader cimport QueryResult, view_index
+from cystore._native.lookup.key_reader cimport (
+    KeyReader, QueryResult, is_compared_as_text, key_moment, key_request, request_for, view_index
+)
 from cystore._native.record.argument_checks cimport exact_text
 from cystore._native.record.message cimport Message, found_message, seen_message
 from cystore._native.record.record_view cimport record_parts
@@ -45,7 +46,7 @@ cdef enum:
     NEAR = 2        # candidates of one key in one index file that are collected beside those of other keys
     ROOM = 8        # messages of one key
 
-# One of a group, as long as a cache line. `unanswered`: the caller has to look the key up. `full`: the key has `room`
+# One of a group, as long as a cache line. `unanswered`: the key has to be searched alone. `full`: the key has `room`
 # messages or more.
 cdef struct lookup:
     const uint8_t* key
@@ -246,22 +247,22 @@ cdef int _show_to_collector(dict found) except -1:
     return 0
 
 
-def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
-              list keys not None, int64_t max_count):
-    """A dictionary of the keys in their order, each once, with their messages, newest first; and how many values are
-    None: the caller looks those keys up with `find_messages`. No other thread may change the list meanwhile."""
-    cdef control_block* block
+cdef dict _together(LogWindow window, KeyReader reader, const key_moment* m, bytes topic, list keys, int64_t max_count,
+                    bint* is_whole):
+    """A dictionary of the keys in their order, each once, with their messages of the index, newest first; None for a
+    key that has to be searched alone (then `is_whole` becomes False). No other thread may change the list meanwhile."""
     cdef lookups g
     cdef lookup* one
     cdef PyObject* result
     cdef dict found = new_dict(len(keys))
     cdef QueryResult messages
     cdef object key
-    cdef Py_ssize_t at = 0, unanswered = 0, count = len(keys)
+    cdef Py_ssize_t at = 0, count = len(keys)
     cdef const uint8_t* topic_bytes = <const uint8_t*>PyBytes_AS_STRING(topic)
     cdef int topic_len = <int>min(len(topic), INT32_MAX)
     cdef int32_t seed = index_topic_seed(topic_bytes, topic_len)
     cdef int i
+    g.q.end = m.end
     g.q.topic, g.q.topic_len = topic_bytes, topic_len
     g.q.walk.begin_ms, g.q.walk.end_ms = 0, index_time(INT64_MAX)
     g.q.room = min(max_count, ROOM)
@@ -273,8 +274,8 @@ def find_many(LogWindow window not None, Control control not None, list files no
             if not (PyUnicode_CheckExact(key) and PyUnicode_IS_COMPACT_ASCII(key)
                     and PyUnicode_GET_LENGTH(key) <= INT32_MAX):
                 key = exact_text("key", key, MessageIllegalError)
-                unanswered += key not in found
                 PyDict_SetDefault(found, key, None)
+                is_whole[0] = False
                 continue
             messages = QueryResult.__new__(QueryResult)
             PyObject_GC_UnTrack(<PyObject*>messages)
@@ -290,15 +291,48 @@ def find_many(LogWindow window not None, Control control not None, list files no
             one.found_count = 0
             one.unanswered = one.full = False
             g.count += 1
-        block = control.checked()  # for each group: another thread may have closed the store
-        keep_block = control.file
-        window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
-        _search(window, files, &g)
+        reader.control.checked()  # for each group: another thread may have closed the store
+        window.move(load_i64(&m.block.min_physical_offset), load_i64(&m.block.wrote))
+        _search(window, reader.files, &g)
         for i in range(g.count):
             one = &g.all[i]
             if one.unanswered or (one.full and max_count > ROOM) \
                     or not _add_messages(window, &g, i, <QueryResult>g.results[i]):
-                unanswered += 1
                 PyDict_SetItem(found, <object>g.names[i], None)
+                is_whole[0] = False
     _show_to_collector(found)
-    return found, unanswered
+    return found
+
+
+def query_many(KeyReader reader not None, bytes topic not None, list keys not None, int64_t max_count, int which_end):
+    """A dictionary of the keys in their order, each once, with the answer of `query` for each, all of one moment."""
+    cdef key_moment m
+    cdef key_request r
+    cdef MappedFile keep_block = reader.begin(&m, which_end)
+    cdef LogWindow window = reader.window()
+    cdef bint is_whole = True
+    cdef dict found = _together(window, reader, &m, topic, keys, max_count, &is_whole)
+    cdef QueryResult messages
+    cdef bytes encoded
+    cdef dict damaged = {}
+    cdef str key
+    reader.counts.asked(len(found))
+    if m.dispatched < m.end or not is_whole:
+        for key in list(found):
+            messages = found[key]
+            if messages is not None and m.dispatched >= m.end:
+                continue
+            encoded = key.encode()
+            request_for(&r, topic, encoded, max_count)
+            r.as_text = is_compared_as_text(key)
+            if messages is None:
+                messages = reader.find(window, &m, &r, key)
+            else:
+                messages = reader.with_undispatched(messages, window, &m, &r, key)
+            found[key] = messages
+            if messages._damaged is not None:
+                damaged.update({error.offset: error for error in messages._damaged})
+    reader.give_back(window)
+    if damaged:
+        reader.obstacles.report(list(damaged.values()))
+    return found

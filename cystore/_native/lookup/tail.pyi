@@ -24,6 +24,9 @@ def find_messages(
     max_count: int,
     begin_ms: int,
     end_ms: int,
+    *,
+    below: int = ...,
+    any_key: bool = False,
 ) -> tuple[list[Message], int]: ...
 
 @final
@@ -45,4 +48,7 @@ class TailKeys:
         max_count: int,
         begin_ms: int,
         end_ms: int,
+        *,
+        below: int = ...,
+        any_key: bool = False,
     ) -> tuple[list[Message], int]: ...

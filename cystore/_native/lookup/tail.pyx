@@ -7,7 +7,7 @@ Searches for keys share one walk (`TailKeys`): it reads each record once, howeve
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memmove, memset
 
@@ -73,10 +73,11 @@ cdef struct tail_walk:
     const uint8_t* topic
     int topic_len
     int32_t queue_id
-    const uint8_t* key
+    const uint8_t* key      # NULL: messages with any key
     int key_len
     int64_t begin_ms
     int64_t end_ms
+    int64_t end             # messages end at or before this log position
     int64_t first           # queue offset of entry 0
     int64_t count           # entries written, or messages found
     int64_t room
@@ -149,6 +150,11 @@ cdef int _enter(log_window* window, tail_walk* t, uint8_t* entries) noexcept nog
     return RECORD_OK
 
 
+cdef inline bint _has_key(const tail_walk* t, const record_view* v) noexcept nogil:
+    return t.begin_ms <= v.store_timestamp <= t.end_ms and takes_index_entry(v.sys_flag) \
+        and (t.key == NULL or index_key_matches(v, t.key, t.key_len))
+
+
 cdef int _find(log_window* window, tail_walk* t, int64_t* offsets) noexcept nogil:
     """Collects the positions of messages with the key, while there is room."""
     cdef record_view v
@@ -158,9 +164,7 @@ cdef int _find(log_window* window, tail_walk* t, int64_t* offsets) noexcept nogi
         status = _next(window, t, &v, &p)
         if status != RECORD_OK:
             return status
-        if t.begin_ms <= v.store_timestamp <= t.end_ms \
-                and takes_index_entry(v.sys_flag) \
-                and index_key_matches(&v, t.key, t.key_len) and record_intact(p, &v) \
+        if _has_key(t, &v) and v.total_size <= t.end - t.at and record_intact(p, &v) \
                 and not record_expired(window, &v):
             offsets[t.count] = t.at
             t.count += 1
@@ -208,19 +212,22 @@ def entries_into(MappedFile out not None, LogWindow window not None, int64_t min
 
 
 def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, int64_t position, bytes topic not None,
-                  bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms):
+                  bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms, *, int64_t below=INT64_MAX,
+                  bint any_key=False):
     """(messages, end): the newest `max_count` messages in [position, wrote) with the key, newest first, and the walk's
-    end: the wrote position, or the position of damage. Raises OffsetError if a segment is removed meanwhile."""
+    end: the wrote position, or the position of damage. Only messages that end at or before `below`. `any_key`: messages
+    with any key. Raises OffsetError if a segment is removed meanwhile."""
     cdef tail_walk t
     cdef int64_t* offsets = window.room(FOUND_AT_ONCE)
     cdef int64_t i, at
     cdef int status
     cdef list found = []
     _begin(&t, position, topic)
-    t.key = <const uint8_t*>PyBytes_AS_STRING(key)
+    t.key = NULL
+    if not any_key:
+        t.key = <const uint8_t*>PyBytes_AS_STRING(key)
     t.key_len = <int>len(key)
-    t.begin_ms = begin_ms
-    t.end_ms = end_ms
+    t.begin_ms, t.end_ms, t.end = begin_ms, end_ms, below
     t.room = FOUND_AT_ONCE
     window.move(minimum, wrote)
     while True:
@@ -375,9 +382,8 @@ cdef int _look_at(log_window* window, tail_walk* t, int64_t at) noexcept nogil:
     cdef int status = window_record(window, at, &v, &p)
     if status != RECORD_OK:
         return status
-    if v.topic_len == t.topic_len and memcmp(v.topic, t.topic, t.topic_len) == 0 \
-            and t.begin_ms <= v.store_timestamp <= t.end_ms and takes_index_entry(v.sys_flag) \
-            and index_key_matches(&v, t.key, t.key_len) and record_intact(p, &v) and not record_expired(window, &v):
+    if v.topic_len == t.topic_len and memcmp(v.topic, t.topic, t.topic_len) == 0 and _has_key(t, &v) \
+            and v.total_size <= t.end - at and record_intact(p, &v) and not record_expired(window, &v):
         return RECORD_OK
     return WINDOW_GONE
 
@@ -430,8 +436,9 @@ cdef class TailKeys:
 
     def find_messages(self, Control control not None, LogWindow window not None, int64_t minimum, int64_t wrote,
                       int64_t position, bytes topic not None, bytes key not None, int64_t max_count, int64_t begin_ms,
-                      int64_t end_ms):
-        """As the function of this name. `position` is a dispatched position that the caller has read."""
+                      int64_t end_ms, *, int64_t below=INT64_MAX, bint any_key=False):
+        """As the function of this name, except that `any_key` means messages with a key of the same hash. `position` is
+        a dispatched position that the caller has read."""
         cdef control_block* block = control.checked()
         cdef tail_keys* t = &self.c
         cdef tail_walk wanted
@@ -442,14 +449,18 @@ cdef class TailKeys:
         keep_block = control.file
         window.move(minimum, wrote)
         if self._advance_all(block, window, position, &reached) == KEYS_BEHIND:
-            return find_messages(window, minimum, wrote, position, topic, key, max_count, begin_ms, end_ms)
+            return find_messages(window, minimum, wrote, position, topic, key, max_count, begin_ms, end_ms,
+                                 below=below, any_key=any_key)
         end = wrote
         if reached < wrote:  # the walk met damage or filled the table
-            found, end = find_messages(window, minimum, wrote, reached, topic, key, max_count, begin_ms, end_ms)
+            found, end = find_messages(window, minimum, wrote, reached, topic, key, max_count, begin_ms, end_ms,
+                                       below=below, any_key=any_key)
         _begin(&wanted, position, topic)
         wanted.key, wanted.key_len = <const uint8_t*>PyBytes_AS_STRING(key), <int>len(key)
-        wanted.begin_ms, wanted.end_ms = begin_ms, end_ms
+        wanted.begin_ms, wanted.end_ms, wanted.end = begin_ms, end_ms, below
         hash = <uint32_t>index_key_hash(index_topic_seed(wanted.topic, wanted.topic_len), wanted.key, wanted.key_len)
+        if any_key:
+            wanted.key = NULL
         positions = window.room(FOUND_AT_ONCE)
         while len(found) < max_count and number != 0:
             with nogil:
@@ -457,7 +468,8 @@ cdef class TailKeys:
                 begin = _candidates(t, hash, &number, positions, FOUND_AT_ONCE, &copied)
                 pthread_mutex_unlock(&t.lock)
             if begin > position:
-                return find_messages(window, minimum, wrote, position, topic, key, max_count, begin_ms, end_ms)
+                return find_messages(window, minimum, wrote, position, topic, key, max_count, begin_ms, end_ms,
+                                     below=below, any_key=any_key)
             for at in [positions[i] for i in range(copied)]:
                 if len(found) < max_count and at != last and position <= at < reached \
                         and self._is_wanted(window, &wanted, at):

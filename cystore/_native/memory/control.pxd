@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cystore._native.layout cimport control_block
+from cystore._native.memory.atomics cimport load_i64, load_u32
 from cystore._native.memory.control_fields cimport ControlFields
 
 
@@ -8,6 +9,17 @@ cdef inline int64_t* log_end(control_block* block) noexcept nogil:
     """The word with the end of the log, which an append moves. With a pool of buffers the records go there first, and
     `wrote` follows when they are copied to their segment."""
     return &block.appended if block.pooled else &block.wrote
+
+
+cdef enum ReadEnd:
+    READ_WROTE = 0                  # all records. With a pool of buffers, these are the committed ones
+    READ_CONFIRMED = 1              # where the master is elected: records that no failover takes back
+
+
+cdef inline int64_t read_end(control_block* block, int64_t wrote, int which) noexcept nogil:
+    """The log position where a reader ends. A process may have opened the store before it became a member of a group,
+    so each call looks at `confirming`."""
+    return min(wrote, load_i64(&block.confirmed)) if which != READ_WROTE and load_u32(&block.confirming) else wrote
 
 
 cdef enum:

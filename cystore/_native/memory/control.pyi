@@ -10,6 +10,8 @@ from cystore.layout import RELEASE as RELEASE
 FINGERPRINT: int
 ASKED_EVERYBODY: int
 ASKED_UNTIL_CANCELLED: int
+WROTE: int
+CONFIRMED: int
 
 class Control(ControlFields):
     @staticmethod

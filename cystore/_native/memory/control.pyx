@@ -54,6 +54,9 @@ cdef dict HINTS = {
                  "(read_only=True) works from here",
 }
 
+# Where a reader ends; see `read_end`.
+WROTE, CONFIRMED = READ_WROTE, READ_CONFIRMED
+
 # The fingerprint of the shared layout. `attach` refuses a block with another fingerprint.
 FINGERPRINT = LAYOUT_FINGERPRINT
 
@@ -233,8 +236,7 @@ cdef class Control(ControlFields):
     def readable(self):
         """The end of the log for readers of a store whose master is elected."""
         cdef control_block* block = self.checked()
-        cdef int64_t wrote = load_i64(&block.wrote)
-        return min(wrote, load_i64(&block.confirmed)) if load_u32(&block.confirming) else wrote
+        return read_end(block, load_i64(&block.wrote), READ_CONFIRMED)
 
     def pool_begins(self, uint32_t buffers):
         """From now on appends go to a pool of buffers. Only for a process that is alone in the store, before its first

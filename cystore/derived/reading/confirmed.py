@@ -9,16 +9,15 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from cystore._native.lookup.get_result import GetResult
-from cystore._native.lookup.key_reader import QueryResult
+from cystore._native.memory.control import CONFIRMED, WROTE
 from cystore._native.record.message import Message
-from cystore.derived.reading.by_key import DEFAULT_COUNT
 from cystore.derived.reading.by_time import QueueState
-from cystore.derived.reading.reader import INT32_MAX, Reader
+from cystore.derived.reading.reader import Reader
 from cystore.derived.reading.request import outside
 from cystore.filters.given_filter import Filter
 from cystore.layout import field_of
@@ -33,7 +32,7 @@ class WholeLog:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self.get = partial(Reader.get, reader)
-        self.query = partial(Reader.query, reader)
+        self.query = partial(Reader.query, reader, read_end=WROTE)
         self.sees = partial(Reader.sees, reader)
 
     def __getattr__(self, name: str) -> Any:
@@ -45,6 +44,7 @@ class ConfirmedReader(Reader):
     opened the store before it became a member of a group."""
 
     is_whole = False
+    read_end = CONFIRMED
 
     @property
     def whole(self) -> Any:
@@ -134,46 +134,6 @@ class ConfirmedReader(Reader):
     def sees(self, message: Message, slot: int = -1, queue_offset: int = -1) -> bool:
         """See Reader.sees. Only confirmed messages."""
         return super().sees(message, slot, queue_offset) and _is_below(message, self._control.readable)
-
-    def query(
-        self,
-        topic: str,
-        key: str,
-        max_count: int = DEFAULT_COUNT,
-        *,
-        begin_ms: int = 0,
-        end_ms: int | None = None,
-        with_expired: bool = False,
-    ) -> QueryResult:
-        """See Reader.query. The newest confirmed messages."""
-        control, count = self._control, max_count
-        if not control.confirming:
-            return super().query(
-                topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms, with_expired=with_expired
-            )
-        while True:
-            found = super().query(
-                topic, key, count, begin_ms=begin_ms, end_ms=end_ms, with_expired=with_expired
-            )
-            readable = control.readable
-            kept = [message for message in found if _is_below(message, readable)]
-            missing = max_count - len(kept)
-            if len(kept) == len(found) or missing <= 0 or len(found) < count:
-                return QueryResult(kept[:max_count], found.damaged)
-            count = min(2 * count + missing, INT32_MAX)  # doubled, because there may be many
-
-    def query_many(
-        self, topic: str, keys: Iterable[str], max_count: int = DEFAULT_COUNT
-    ) -> dict[str, QueryResult]:
-        """See Reader.query_many."""
-        found = super().query_many(topic, keys, max_count)
-        readable = self._control.readable
-        if readable >= self._control.wrote:
-            return found
-        for key, messages in found.items():
-            if not all(_is_below(message, readable) for message in messages):
-                found[key] = self.query(topic, key, max_count)
-        return found
 
 
 def _is_below(message: Message, position: int) -> bool:

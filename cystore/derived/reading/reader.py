@@ -19,12 +19,13 @@ from cystore._native.derived.queue import BatchLimits, UnitReader
 from cystore._native.lookup.counts import ReadCounts, now_ms
 from cystore._native.lookup.get_result import GetResult
 from cystore._native.lookup.key_reader import KeyReader, QueryResult
+from cystore._native.lookup.many_keys import query_many
 from cystore._native.lookup.queue_reader import QueueReader
 from cystore._native.lookup.time_search import BOUNDARIES
 from cystore._native.lookup.visible import is_visible
-from cystore._native.memory.control import Control
+from cystore._native.memory.control import WROTE, Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.record.argument_checks import any_text, whole
+from cystore._native.record.argument_checks import any_text, text, whole
 from cystore._native.record.message import Message
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
@@ -32,7 +33,7 @@ from cystore.derived.dispatch.heal import QueueHealer, is_queue_damage
 from cystore.derived.dispatch.known_filters import KnownFilters
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.files.index import IndexFiles
-from cystore.derived.reading.by_key import DEFAULT_COUNT, KeySearch, log_damage
+from cystore.derived.reading.by_key import DEFAULT_COUNT, KeyObstacles, several
 from cystore.derived.reading.by_time import TimeSearch
 from cystore.derived.reading.dispatch_help import DispatchHelp
 from cystore.derived.reading.request import (
@@ -70,6 +71,7 @@ class Reader:
     """Reads one store, from any thread. `is_whole`: reads always go to the end of the log."""
 
     is_whole = True
+    read_end = WROTE
 
     def __init__(
         self,
@@ -99,8 +101,15 @@ class Reader:
         self._help = DispatchHelp(
             control, dispatcher, commit_log.files.directory, "reading only dispatched messages"
         )
-        keys = self._tail.keys
-        self._by_key = KeySearch(control, commit_log, index, self.counts, self._windows, self._help, keys)
+        self.keys = KeyReader(
+            control,
+            KeyObstacles(commit_log, index, self._help),
+            self._key_windows.free,
+            self.counts,
+            self._tail.keys,
+            dispatcher.kernel,
+            self.read_end,
+        )
         self._queue_reader: QueueReader | None = None
         self._forgotten_below = 0
         self._read_only = control.read_only
@@ -418,31 +427,38 @@ class Reader:
         begin_ms: int = 0,
         end_ms: int | None = None,
         with_expired: bool = False,
+        read_end: int | None = None,
     ) -> QueryResult:
-        """See KeySearch.query."""
-        return self._by_key.query(
-            topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms, with_expired=with_expired
-        )
+        """The newest `max_count` messages of a topic that hold a key (one of `keys`, or the unique key), newest first.
+
+        A damaged record does not hide the intact ones; the result's `damaged` names it.
+
+        Only messages with a store timestamp from `begin_ms` to `end_ms` (default: any later one). The key of each
+        message is compared, so another key with the same hash is no match, and no message comes twice. Expired messages
+        come only with `with_expired`. `read_end`: as for `get`. Source: DefaultMessageStore.queryMessage.
+        """
+        name = stored_topic(topic)
+        key = text("key", key)
+        if end_ms is None:
+            end_ms = FOREVER_MS
+        if not (
+            type(max_count) is type(begin_ms) is type(end_ms) is int
+            and 0 < max_count <= INT32_MAX
+            and -FOREVER_MS <= begin_ms <= end_ms <= FOREVER_MS
+        ):
+            max_count = whole("max_count", max_count, 1, INT32_MAX)
+            begin_ms = whole("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
+            end_ms = whole("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
+        end = self.read_end if read_end is None else read_end
+        return self.keys.query(name, key, max_count, begin_ms, end_ms, with_expired, end)
 
     def query_many(
         self, topic: str, keys: Iterable[str], max_count: int = DEFAULT_COUNT
     ) -> dict[str, QueryResult]:
-        """See KeySearch.query_many."""
-        return self._by_key.query_many(topic, keys, max_count)
-
-    def key_reader(self, general: Callable[..., QueryResult]) -> KeyReader:
-        """Answers usual queries without a call through Python; for the others it calls `general`."""
-        return KeyReader(
-            self._control,
-            self._index.shapes,
-            self._key_windows.free,
-            self._commit_log.window,
-            general,
-            self.counts,
-            log_damage,
-            self._dispatcher.kernel,
-            bounded=not self.is_whole,
-        )
+        """`query` for many keys: one dispatch, one walk over the undispatched log, and one call of the kernel."""
+        name = stored_topic(topic)
+        max_count = whole("max_count", max_count, 1, INT32_MAX)
+        return query_many(self.keys, name, several(keys), max_count, self.read_end)
 
     def queue_reader(
         self, general: Callable[..., GetResult], general_read: Callable[..., Message]
