@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -15,16 +13,8 @@ from cystore.celery import history
 from cystore.celery.base import events, records
 from cystore.celery.base.reading import Source
 from cystore.celery.commands.shared.app_store import CommandError
-from cystore.clock import now_ms
+from cystore.celery.lifecycle.moments import moment_of
 from cystore.operate.output import one_line
-
-UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
-
-
-MS_FROM = (
-    10**11
-)  # a number from here on is ms since 1970 (1973 and later), a smaller one is seconds (up to the year 5138)
-
 
 STATES = (*events.KINDS, *sorted(states.ALL_STATES), records.FORGET)
 
@@ -42,23 +32,10 @@ class Moment(click.ParamType):
         """The time in ms; fails with a list of accepted forms."""
         if isinstance(value, int):
             return value
-        ago = re.fullmatch(r"([0-9]{1,9})([smhdw])", value)
-        if ago:
-            return now_ms() - int(ago[1]) * UNITS_MS[ago[2]]
-        since_1970 = re.fullmatch(r"[0-9]{9,15}|[0-9]{9,11}\.[0-9]{1,9}", value)
-        if since_1970:
-            return int(value if "." not in value and int(value) >= MS_FROM else float(value) * 1000)
         try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(
-                f"{value!r} is not a time: give 2026-01-31T12:00:00Z, 2026-01-31, 1769860800 or 1769860800000 since "
-                "1970, or an age: 90s, 15m, "
-                "2h, 7d, 2w"
-            )
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return int(moment.timestamp() * 1000)
+            return moment_of(value)
+        except ValueError as error:
+            self.fail(str(error))
 
 
 def conditions(function: Function) -> Function:

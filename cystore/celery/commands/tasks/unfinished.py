@@ -7,6 +7,7 @@ import click
 from cystore.celery import history
 from cystore.celery.commands.shared import app_store, command_options, task_display
 from cystore.celery.lifecycle import task_lives
+from cystore.celery.lifecycle.moments import duration_of
 from cystore.clock import now_ms
 from cystore.operate.output import write_json, write_line, write_note
 
@@ -20,12 +21,10 @@ class Age(click.ParamType):
         """The age in ms; fails with a list of accepted forms."""
         if isinstance(value, int):
             return value
-        number, unit = str(value)[:-1], str(value)[-1:]
-        if not (
-            number.isascii() and number.isdecimal() and len(number) < 10 and unit in command_options.UNITS_MS
-        ):
-            self.fail(f"{value!r} is not a length of time: give 90s, 15m, 2h, 7d or 2w")
-        return int(number) * command_options.UNITS_MS[unit]
+        try:
+            return duration_of(str(value))
+        except ValueError as error:
+            self.fail(str(error))
 
 
 @click.command(
