@@ -262,9 +262,16 @@ def exposition(found: list[Metric]) -> str:
         lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
         name = f"{metric.name}_bucket" if metric.kind == "histogram" else metric.name
         lines += [f"{name}{_labels(labels)} {value:.17g}" for labels, value in metric.samples]
-        if metric.kind == "histogram":
-            lines.append(f"{metric.name}_count {metric.samples[-1][1]:.17g}")
+        lines += [
+            f"{metric.name}_count{_labels(_without_bound(labels))} {value:.17g}"
+            for labels, value in metric.samples
+            if labels.get("le") == "+Inf"
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _without_bound(labels: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in labels.items() if name != "le"}
 
 
 def _labels(labels: dict[str, str]) -> str:

@@ -32,7 +32,7 @@ LEAST_PYTHON = (3, 11)
 # Each target's extras in pyproject.toml; the build's own requirements are always installed with them.
 EXTRAS = {
     "build": (),
-    "lint": ("dev", "celery", "cli", "filter", "metrics", "ha", "spark", "report", "delta", "iceberg"),
+    "lint": ("dev", "celery", "cli", "filter", "metrics", "ha", "spark", "report", "delta", "iceberg", "web"),
     "run": ("celery", "redis", "cli"),
     "test": (
         "dev",
@@ -50,6 +50,8 @@ EXTRAS = {
         "s3-tests",
         "arrow-tests",
         "connect-tests",
+        "web",
+        "web-tests",
     ),
     "bench": ("bench", "celery", "redis", "cli", "filter", "spark", "report", "delta", "iceberg"),
 }

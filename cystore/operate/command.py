@@ -30,6 +30,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     listed: bool = True  # among all commands; the others are named by their group's help
+    several: bool = False  # it takes several stores at once
 
     def add_to(self, commands: Any) -> None:
         """Adds the command to the commands of a parser."""
@@ -42,7 +43,10 @@ class Command:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        parser.add_argument("path", metavar="PATH", type=store_path, help="directory of the store")
+        many = {"nargs": "+", "help": "directories of the stores"} if self.several else {}
+        parser.add_argument(
+            "path", **{"metavar": "PATH", "type": store_path, "help": "directory of the store", **many}
+        )
         self.add_arguments(parser)
         add_settings(parser)
         called = parser.prog.partition(" ")[2]  # with the group's name

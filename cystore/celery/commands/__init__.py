@@ -21,7 +21,7 @@ from cystore.celery.base import queues  # noqa: F401 - a worker consumes the que
 EPILOG = """\b
 Exit codes: 0 done, 1 nothing found, 2 wrong usage or an error of the store,
 141 the reader of the output went away.
-Every command takes --json, and --help shows examples."""
+Every command but web takes --json, and --help shows examples."""
 
 _MODULES = (
     "cystore.celery.commands.create",
@@ -36,6 +36,7 @@ _MODULES = (
     "cystore.celery.commands.tasks.timeline",
     "cystore.celery.commands.tasks.top",
     "cystore.celery.commands.tasks.unfinished",
+    "cystore.celery.commands.web",
 )
 _MODULE_OF = {module.rpartition(".")[2]: module for module in _MODULES}
 

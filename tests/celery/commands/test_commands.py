@@ -209,7 +209,7 @@ def test_help_has_an_example(run, name):
     assert f"celery -A shop cystore {name}" in run(name, "--help").stdout
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"web"}))  # which serves it
 def test_every_command_has_json(run, name):
     assert "--json" in run(name, "--help").stdout
 

@@ -1,0 +1,79 @@
+"""How the stores are: for probes, for the page, and for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cystore import MessageStore, StoreError
+from cystore.metrics import Metric, exposition, metrics
+from cystore.operate.output import one_line, time_text
+from cystore.web.open_stores import OpenStores
+
+AWAY = "cystore_store_away"
+TOPICS_MOST = 1000
+
+
+def healths(stores: OpenStores) -> list[dict[str, Any]]:
+    """The state of each store; one that cannot be read has an `error`."""
+    found = []
+    for path in stores.paths:
+        try:
+            found.append({"path": str(path), "status": "ok", **_health(stores.open(path))})
+        except StoreError as error:
+            found.append({"path": str(path), "status": "away", "error": one_line(str(error))})
+    return found
+
+
+def _health(store: MessageStore) -> dict[str, Any]:
+    stats = store.stats()
+    holes = [list(hole) for hole in stats["holes"]]
+    topics = store.topics()
+    return {
+        "status": "damaged" if holes else "ok",
+        "last_record": time_text(stats["last_store_timestamp_ms"]),
+        "log_bytes": stats["wrote"] - stats["min_physical_offset"],
+        "wrote": stats["wrote"],
+        "flush_behind_bytes": max(0, stats["wrote"] - stats["flushed"]),
+        "dispatch_behind_bytes": stats["dispatch_behind_bytes"],
+        "disk_used_percent": round(store.used_disk_percent(), 1),
+        "holes": holes,
+        "put_count": stats["put_count"],
+        "put_failed": stats["put_failed"],
+        "queues": stats["queues"],
+        "delayed": sum(stats["delayed"].values()),
+        "topics": [
+            {
+                "topic": topic,
+                "queues": len(queues),
+                "messages": sum(one.max_offset - one.min_offset for one in queues.values()),
+            }
+            for topic, queues in sorted(topics.items())[:TOPICS_MOST]
+        ],
+        "groups": [{"group": group, "lag": lag} for group, lag in store.groups.lags().items()],
+    }
+
+
+def check(stores: OpenStores) -> None:
+    """Raises StoreError unless each store can be read."""
+    for path in stores.paths:
+        stores.open(path).stats()
+
+
+def scraped(stores: OpenStores) -> str:
+    """The metrics of all stores in Prometheus's text format, with the label `store`."""
+    merged: dict[str, Metric] = {}
+    away = []
+    for path in stores.paths:
+        label = {"store": str(path)}
+        try:
+            found = metrics(stores.open(path))
+        except StoreError:
+            away.append((label, 1.0))
+            continue
+        away.append((label, 0.0))
+        for metric in found:
+            samples = [({**label, **labels}, value) for labels, value in metric.samples]
+            before = merged.get(metric.name, metric._replace(samples=[]))
+            merged[metric.name] = before._replace(samples=before.samples + samples)
+    told = Metric(AWAY, "gauge", "1 for a store that cannot be read now.", away)
+    return exposition([told, *merged.values()])

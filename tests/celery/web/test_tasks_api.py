@@ -1,0 +1,319 @@
+"""Goal: the page's API shows every task as the log has it, page by page. Method: the real server on written logs, asked
+over HTTP; logs grow, go away and come back while it runs."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+from celery import Celery, states
+
+import cystore
+from cystore.celery.base import events, records
+from cystore.celery.base.reading import Stores
+from cystore.celery.stores import close_shared
+from cystore.web import store_health, task_pages
+from cystore.web.open_stores import OpenStores
+from cystore.web.task_pages import Asked
+from cystore.web.task_rows import Texts
+from tests.celery.conftest import wait_until
+from tests.support.celery.logs import event_message, runs, write
+from tests.support.celery.web import WebServer, asked
+
+RUNS = 60
+FIELDS = {
+    *("id", "name", "state", "worker", "queue", "sent", "received", "started", "ended", "wait_s", "run_s"),
+    *("retries", "args", "kwargs", "result", "error", "traceback", "parent_id", "root_id", "group_id"),
+}
+UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+LONG_ID = "11111111-2222-4333-8444-555555555555"
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """A log of 60 runs, then one task in each of the states that only the log or only the results know."""
+    folder = tmp_path_factory.mktemp("log")
+    backend = Celery("x", backend=f"cystore://{folder}/store", set_as_current=False).backend
+    write(backend.store, runs(RUNS))
+    backend.store_result("t59", ValueError("stored"), states.FAILURE, traceback="Traceback of the result")
+    backend.store_result("t58", {"answer": [1, "<script>"]}, states.SUCCESS)
+    more = [
+        event_message(events.SENT, "only-sent", "app.waits", queue="slow", eta="2999-01-01T00:00:00+00:00"),
+        event_message(events.SENT, "runs", "app.runs"),
+        event_message(events.STARTED, "runs", "app.runs", worker="v@h"),
+        event_message(events.SENT, "again", "app.again"),
+        event_message(events.STARTED, "again", "app.again", worker="v@h"),
+        event_message(events.SENT, "again", "app.again", retries=1),
+        event_message(
+            events.RETRIED, "again", "app.again", worker="v@h", countdown=60, exception="OSError(5)"
+        ),
+        event_message(events.SENT, "back", "app.back"),
+        event_message(events.RECEIVED, "back", "app.back", worker="v@h"),
+        event_message(events.REJECTED, "back", "app.back", worker="v@h", requeue=True),
+        event_message(events.SENT, "late", "app.late"),
+        event_message(events.TIMED_OUT, "late", "app.late", worker="v@h", exception="TimeLimitExceeded(2)"),
+        event_message(events.REVOKED, "revoked", "app.late", worker="v@h"),
+        event_message(events.SENT, LONG_ID, "app.child", "root", "group", parent_id="parent", args="('x',)"),
+    ]
+    write(backend.store, more)
+    backend.store_result("only-stored", "x", states.SUCCESS)
+    backend.store_result("steps", {"done": 3}, "PROGRESS")
+    yield backend.store
+    close_shared()
+
+
+@pytest.fixture(scope="module")
+def server(log):
+    with WebServer(log.path, "--rate", "100000") as server:
+        yield server
+
+
+def test_the_list_is_newest_first_with_every_field(server):
+    page = server.json("api/tasks", limit=1000)
+    assert page.keys() == {"tasks", "next"} and page["next"] is None
+    found = page["tasks"]
+    assert [task["id"] for task in found][:4] == ["steps", "only-stored", LONG_ID, "revoked"]
+    assert [task["id"] for task in found][-3:] == ["t2", "t1", "t0"]
+    assert len(found) == RUNS + 9
+    for task in found:
+        assert task.keys() >= FIELDS
+        for field in ("sent", "received", "started", "ended"):
+            assert task[field] is None or UTC_TIME.fullmatch(task[field])
+
+
+def test_one_task(server):
+    task = server.json("api/tasks/t59")
+    assert task.keys() >= FIELDS | {"events"}
+    assert (task["id"], task["name"], task["state"], task["event"]) == (
+        "t59",
+        "app.task3",
+        "FAILURE",
+        "FAILED",
+    )
+    assert (task["worker"], task["queue"], task["args"]) == ("w@h", "celery", "(59,)")
+    assert (task["run_s"], task["retries"]) == (0.06, 0) and task["wait_s"] >= 0
+    assert task["error"] == "ValueError(59)" and task["traceback"] == "Traceback of 59\n  line"
+    assert task["result"]["exc_type"] == "ValueError"
+    kinds = [(one["kind"], one["event"]) for one in task["events"]]
+    assert kinds == [
+        *(("event", one) for one in (events.SENT, events.RECEIVED, events.STARTED, events.FAILED)),
+        ("result", states.FAILURE),
+    ]
+    assert server.json("api/tasks/t58")["result"] == {"answer": [1, "<script>"]}
+    child = server.json(f"api/tasks/{LONG_ID}")
+    assert (child["parent_id"], child["root_id"], child["group_id"]) == ("parent", "root", "group")
+
+
+@pytest.mark.parametrize(
+    ("task_id", "state", "event"),
+    [
+        ("t0", "SUCCESS", "SUCCEEDED"),
+        ("only-sent", "PENDING", "SENT"),
+        ("runs", "STARTED", "STARTED"),
+        ("again", "RETRY", "SENT"),
+        ("back", "PENDING", "REJECTED"),
+        ("late", "FAILURE", "TIMED_OUT"),
+        ("revoked", "REVOKED", "REVOKED"),
+        ("only-stored", "SUCCESS", "SUCCESS"),
+        ("steps", "PROGRESS", None),
+    ],
+)
+def test_states(server, task_id, state, event):
+    """A task is found by Celery's word for its state, and by the word of its event."""
+    task = server.json(f"api/tasks/{task_id}")
+    assert (task["state"], task["event"]) == (state, event)
+    assert task_id in server.ids(state=state)
+    if event:
+        assert task_id in server.ids(state=event.lower())
+
+
+def test_conditions(server):
+    failed = [f"t{number}" for number in range(RUNS - 1, -1, -1) if number % 10 == 9]
+    assert server.ids(state="FAILURE") == ["late", *failed]
+    assert server.ids(state="FAILED") == failed
+    assert server.ids(name="app.task3", state="FAILURE") == [one for one in failed if int(one[1:]) % 4 == 3]
+    assert server.ids(name="app.task1", limit=7) == [f"t{n}" for n in range(RUNS - 1, -1, -1) if n % 4 == 1]
+    assert server.ids(worker="v@h") == ["revoked", "late", "back", "again", "runs"]
+    assert len(server.ids(worker="w@h", limit=13)) == RUNS
+    assert server.ids(name="app.none") == server.ids(worker="none@h") == []
+    assert len(server.ids(since="1h")) == RUNS + 9
+    assert server.ids(until="2020-01-01T00:00:00Z") == server.ids(since="2999-01-01") == []
+
+
+def test_texts(server):
+    assert server.ids(text="ValueError(49)") == ["t49"]
+    assert server.ids(text="Traceback of 39") == ["t39"]
+    assert server.ids(text="(17,)") == ["t17"]
+    assert server.ids(text=LONG_ID) == server.ids(text=LONG_ID[:9]) == [LONG_ID]
+    assert server.ids(text=LONG_ID, state="FAILURE") == []
+    assert server.ids(text="app.late") == ["revoked", "late"]
+    assert server.ids(text="nowhere") == []
+
+
+@pytest.mark.parametrize("limit", [1, 7, 69, 70])
+def test_pages_have_each_task_once(server, limit):
+    found = server.ids(limit=limit)
+    assert len(found) == len(set(found)) == RUNS + 9
+    assert found == server.ids(limit=1000)
+
+
+def test_pages_stay_whole_while_the_log_grows(tmp_path):
+    """Tasks of later pages get new events, and other tasks come, after each page."""
+    found, after = [], None
+    with cystore.open(tmp_path / "store") as store:
+        write(store, runs(30))
+        for number in range(30):
+            rows, after = task_pages.page_of(store, Asked(), 7, after, Texts())
+            found += [row["id"] for row in rows]
+            write(store, [event_message(events.STARTED, f"t{number}", "app.task0", worker="w@h")])
+            write(store, runs(1, first=1000 + number))
+            if after is None:
+                break
+        assert found == [f"t{number}" for number in range(29, -1, -1)]
+        assert task_pages.page_of(store, Asked(), 1, None, Texts())[0][0]["id"] == "t1004"
+
+
+def test_a_page_that_runs_out_of_time_is_continued(log):
+    """Each page reads a few entries only; together they find what a page without that bound finds."""
+    found, after, pages = [], None, 0
+    conditions = Asked(text="ValueError(9)")
+    while pages == 0 or after is not None:
+        rows, after = task_pages.page_of(log, conditions, 10, after, Texts(), time_s=0)
+        found += [row["id"] for row in rows]
+        pages += 1
+    assert found == ["t9"] and pages > 3
+
+
+def test_several_stores_are_one_list(tmp_path):
+    """A task whose SENT is in one store and whose other events are in another one is one task."""
+    with cystore.open(tmp_path / "a") as a, cystore.open(tmp_path / "b") as b:
+        write(a, [*runs(20), event_message(events.SENT, "both", "app.both", args="(1,)")])
+        write(b, [*runs(20, first=100), event_message(events.STARTED, "both", "app.both", worker="w@h")])
+        stores = OpenStores([a, b])
+        for limit in (3, 1000):
+            found, after = [], None
+            while not found or after is not None:
+                rows, after = task_pages.page_of(stores.source(), Asked(), limit, after, Texts())
+                found += [row["id"] for row in rows]
+            assert len(found) == len(set(found)) == 41
+        assert found[0] == "both"
+        both = task_pages.task_of(stores.source(), "both", Texts())
+        assert (both["state"], both["args"]) == ("STARTED", "(1,)")
+        assert {one["store"] for one in both["events"]} == {str(a.path), str(b.path)}
+        assert len(store_health.healths(stores)) == 2
+        text = store_health.scraped(stores)
+        for store in (a, b):
+            assert f'cystore_put_messages_total{{store="{store.path}"}} ' in text
+            assert f'cystore_put_duration_seconds_count{{store="{store.path}"}} ' in text
+        assert text.count("# TYPE cystore_put_messages_total ") == 1
+
+
+def test_a_cursor_of_other_stores_is_refused(log):
+    _, after = task_pages.page_of(log, Asked(), 1, None, Texts())
+    with pytest.raises(ValueError, match="cursor"):
+        task_pages.page_of(Stores({"a": log, "b": log}), Asked(), 1, after, Texts())
+
+
+def test_nothing_is_unpickled(tmp_path):
+    message = cystore.Message(
+        topic=records.RESULTS,
+        body=b"\x80\x04cos\nsystem\n.",
+        keys=("pickled",),
+        tags=states.SUCCESS,
+        properties={"content_type": "application/x-python-serialize", "content_encoding": "binary"},
+    )
+    with cystore.open(tmp_path / "store") as store:
+        store.put_many([message])
+        task = task_pages.task_of(store, "pickled", Texts())
+    assert (task["state"], task["result"]) == ("SUCCESS", None)
+    assert (task["result_type"], task["result_bytes"]) == (
+        "application/x-python-serialize",
+        len(message.body),
+    )
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("limit=0", "limit=1001", "limit=1000000", "limit=-1", "limit=x", "limit=1&limit=2"),
+        *("since=yesterday", "until=2026-13-01", "since=99999999999999999999", "after=x", "after=W10%3D"),
+        *(
+            "bogus=1",
+            "state=NOTHING",
+            "text=" + "x" * 1001,
+            "after=" + "bnVsbA" * 3,
+            "after=WzEsWzEsLTFdXQ==",
+        ),
+    ],
+)
+def test_a_bad_argument_is_named(server, query):
+    answer = _asked(server, f"api/tasks?{query}")
+    assert answer.status == 400
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json["status"] == 400 and query.partition("=")[0] in answer.json["detail"]
+
+
+def _asked(server, path):
+    return asked(server.url + path)
+
+
+@pytest.mark.parametrize(
+    "path", ["api/tasks/none", "api/tasks/", "api/workflows/none", "api/none", "api/tasks/%00"]
+)
+def test_what_is_not_there(server, path):
+    answer = _asked(server, path)
+    assert answer.status == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert _asked(server, "api/tasks/" + "x" * 5000).status == 404
+
+
+def test_numbers(server):
+    stats = server.json("api/stats", since="1h", step="5m")
+    assert stats["step_s"] == 300 and not stats["partial"] and 12 <= len(stats["buckets"]) <= 14
+    total = {
+        name: sum(one[name] for one in stats["buckets"])
+        for name in ("sent", "succeeded", "failed", "retried")
+    }
+    assert total == {"sent": RUNS + 7, "succeeded": 54, "failed": 7, "retried": 1}
+    names = {one["name"]: one for one in stats["names"]}
+    assert names["app.task0"]["succeeded"] == 15 and names["app.task1"]["failed"] == 3
+    assert names["app.task0"]["run_s"]["p50"] == pytest.approx(0.029, rel=0.02)
+    assert _asked(server, "api/stats?since=7d&step=1").status == 400
+
+    causes = {(one["name"], one["cause"]): one for one in server.json("api/failures")["failures"]}
+    assert causes["app.task1", "ValueError"]["count"] == 3
+    assert causes["app.late", "TimeLimitExceeded"]["newest_id"] == "late"
+
+    workers = {one["worker"]: one for one in server.json("api/workers")["workers"]}
+    assert workers["w@h"]["succeeded"] == 54 and workers["w@h"]["running"] == 0
+    assert [one["id"] for one in workers["v@h"]["running_now"]] == ["runs"]
+
+    (store,) = server.json("api/stores")["stores"]
+    assert store["status"] == "ok" and {one["topic"] for one in store["topics"]} >= {events.EVENTS}
+    workflow = server.json("api/workflows/t0")
+    assert [(one["depth"], one["id"]) for one in workflow["tasks"]] == [(0, "t0")]
+
+
+def test_a_store_that_goes_away_and_comes_back(tmp_path):
+    with cystore.open(tmp_path / "store") as store:
+        write(store, runs(3))
+    path, away = tmp_path / "store", tmp_path / "away"
+    with WebServer(path) as server:
+        assert server.json("healthz") == {"status": "ok"}
+        path.rename(away)
+        wait_until(lambda: server.get("healthz").status == 503, "the server sees that the store is away")
+        answer = server.get("api/tasks")
+        assert answer.status == 503 and answer.headers["content-type"] == "application/problem+json"
+        assert str(path) in answer.json["detail"]
+        assert server.json("api/stores")["stores"][0]["status"] == "away"
+        assert "cystore_store_away" in server.get("metrics").body.decode()
+        away.rename(path)
+        wait_until(lambda: server.get("healthz").status == 200, "the server sees the store again")
+        assert server.ids() == ["t2", "t1", "t0"]
+
+
+def test_times_are_those_of_the_log(server, log):
+    (newest,) = server.json("api/tasks", limit=1, name="app.task3")["tasks"]
+    moment = datetime.fromisoformat(newest["ended"])
+    assert moment.tzinfo == UTC and abs((datetime.now(UTC) - moment).total_seconds()) < 3600
