@@ -1,0 +1,137 @@
+"""Goal: the page shows what the API says, to anybody, on any screen, and nothing that a task wrote is ever run. Method:
+a real browser on a log whose every text is a script; the sources where no browser is needed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import cystore
+from cystore.web.app import ASSETS
+from tests.support.celery import browser
+from tests.support.celery.browser import Browser
+from tests.support.celery.logs import event_message, runs, write
+from tests.support.celery.web import WebServer
+
+SCRIPT = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>\'"&'
+PAGES = {"": "overview", **{one: one for one in ("tasks", "failures", "workers", "topics", "stores")}}
+
+in_a_browser = [
+    pytest.mark.slow,
+    pytest.mark.may_skip("a browser is a large package"),
+    pytest.mark.skipif(browser.program() is None, reason="there is no chromium: apt-get install chromium"),
+]
+
+
+def test_the_page_needs_no_network_and_runs_no_text():
+    """The policy of the page forbids scripts and styles in the HTML; its own script writes text nodes only."""
+    html = (ASSETS / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bon\w+=|\bstyle=|https?://", html)
+    script = (ASSETS / "page.js").read_text().replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|https?://", script
+    )
+    assert "http" not in (ASSETS / "page.css").read_text()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("log") / "store"
+    with cystore.open(path) as store:
+        write(store, runs(120))
+        texts = {"args": SCRIPT, "kwargs": SCRIPT, "worker": SCRIPT, "queue": SCRIPT}
+        write(
+            store,
+            [
+                event_message("SENT", SCRIPT, SCRIPT, **texts),
+                event_message("STARTED", SCRIPT, SCRIPT, **texts),
+                event_message("FAILED", SCRIPT, SCRIPT, **texts, exception=SCRIPT, traceback=SCRIPT),
+                event_message("STARTED", "runs", SCRIPT, "root", **texts),
+            ],
+        )
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(path):
+    with WebServer(path) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+class TestInABrowser:
+    pytestmark = in_a_browser
+
+    def test_every_page_is_shown_and_runs_no_text(self, server, page):
+        page.size(1200, 900)
+        for place, name in PAGES.items():
+            page.open(f"{server.url}#/{place}", name)
+            assert page.value("document.querySelectorAll('main h1').length") == 1
+            assert page.value("document.querySelectorAll('main img, main script').length") == 0
+        page.open(f"{server.url}#/tasks", "tasks")
+        page.value("document.querySelectorAll('main td a')[1].click()")
+        page.wait("document.querySelector('#main').dataset.page === 'task'")
+        text = page.value("document.querySelector('main').innerText")
+        assert text.count("<script>window.ran=1</script>") >= 6
+        assert page.value("window.ran") is None
+        assert page.errors == []
+
+    def test_search_by_keyboard(self, server, page):
+        page.open(f"{server.url}#/tasks", "tasks")
+        page.value("document.activeElement.blur()")
+        page.press("/")
+        assert page.value("document.activeElement.id") == "search"
+        for key in "(77,)":
+            page.press(key)
+        page.value("document.querySelector('form').requestSubmit()")
+        page.wait("document.querySelectorAll('main tbody tr').length === 1")
+        assert page.value("document.querySelector('main tbody a').textContent") == "t77"
+        assert page.value("location.hash") == "#/tasks?text=%2877%2C%29"
+
+    def test_older_tasks_are_a_link_away(self, server, page):
+        page.open(f"{server.url}#/tasks", "tasks")
+        seen = page.value("[...document.querySelectorAll('main tbody a')].map(a => a.textContent)")
+        page.value("[...document.querySelectorAll('.pager a')].find(a => a.textContent === 'Older').click()")
+        page.wait("[...document.querySelectorAll('.pager a')].some(a => a.textContent === 'Newest')")
+        older = page.value("[...document.querySelectorAll('main tbody a')].map(a => a.textContent)")
+        assert len(seen) == len(older) == 50 and not set(seen) & set(older)
+
+    def test_new_tasks_appear(self, server, page, path):
+        page.open(f"{server.url}#/tasks", "tasks")
+        page.value("document.activeElement.blur()")
+        with cystore.open(path) as store:
+            write(store, [event_message("SENT", "just-sent", "app.new")])
+            page.wait("document.querySelector('main tbody a').textContent === 'just-sent'")
+
+    def test_on_a_phone_and_in_the_dark(self, server, page):
+        light = page.value("getComputedStyle(document.body).backgroundColor")
+        page.size(400, 800, dark=True)
+        for place, name in PAGES.items():
+            page.open(f"{server.url}#/{place}", name)
+            assert page.value("document.documentElement.scrollWidth") == 400
+        assert page.value("getComputedStyle(document.body).backgroundColor") != light
+
+    def test_every_control_and_picture_has_a_name(self, server, page):
+        page.size(1200, 900)
+        for place, name in PAGES.items():
+            page.open(f"{server.url}#/{place}", name)
+            assert (
+                page.value(
+                    "[...document.querySelectorAll('input, select')].filter(one => !one.labels.length).length"
+                )
+                == 0
+            )
+            assert (
+                page.value(
+                    "[...document.querySelectorAll('a, button')].filter(one => !one.textContent.trim()).length"
+                )
+                == 0
+            )
+            assert page.value("document.querySelectorAll('svg:not([aria-label])').length") == 0
+            assert page.value("document.querySelectorAll('th:not([scope])').length") == 0
