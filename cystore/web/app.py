@@ -5,6 +5,7 @@ Every read of a store runs in a thread, a few at a time, so that a slow disk or 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
+from celery import Celery
+from kombu.exceptions import OperationalError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -23,6 +26,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from cystore import MessageStore, StoreConfig, StoreError
+from cystore.celery.lifecycle import actions, task_lives
 from cystore.web import fleet_numbers, openapi, parameters, store_health, task_pages
 from cystore.web.access import Access, Rates
 from cystore.web.live import Live
@@ -30,6 +34,8 @@ from cystore.web.open_stores import OpenStores
 from cystore.web.problems import Problem, bad, unavailable, unknown_task
 from cystore.web.task_pages import Asked
 from cystore.web.task_rows import KNOWN_STATES, Texts
+
+log = logging.getLogger(__name__)
 
 ASSETS = Path(__file__).parent / "assets"
 READS_AT_ONCE = 4
@@ -41,8 +47,8 @@ Result = TypeVar("Result")
 class _Pages:
     """The answers of one app."""
 
-    def __init__(self, stores: OpenStores, texts: Texts) -> None:
-        self.stores, self._texts = stores, texts
+    def __init__(self, stores: OpenStores, texts: Texts, celery: Celery | None) -> None:
+        self.stores, self._texts, self._celery = stores, texts, celery
         self._live = Live(stores)
         self._turns: anyio.CapacityLimiter | None = None  # made in the loop that it belongs to
 
@@ -83,7 +89,40 @@ class _Pages:
         found = await self._read(lambda: task_pages.task_of(self.stores.source(), task_id, self._texts))
         if found is None:
             raise unknown_task(task_id)
+        if self._celery is None:
+            found = {**found, "actions": []}
         return JSONResponse(found)
+
+    async def act(self, request: Request) -> Response:
+        """An action on a task."""
+        task_id, action = _task_id(request), request.path_params["action"]
+        if action not in actions.ACTIONS:
+            raise Problem(
+                HTTPStatus.NOT_FOUND, f"there is no action {action!r}: {', '.join(actions.ACTIONS)}"
+            )
+        celery = self._celery
+        if celery is None:
+            raise Problem(
+                HTTPStatus.FORBIDDEN, "this page only reads: start it with --allow-actions and a token"
+            )
+        parameters.read(request.query_params, ())
+
+        def done() -> dict[str, Any]:
+            source = self.stores.source()
+            life = task_lives.life_of(source, task_id, self._texts.is_valid)
+            if life is None:
+                raise unknown_task(task_id)
+            try:
+                return actions.act(celery, source, life, action)
+            except actions.ActionError as error:
+                raise Problem(HTTPStatus.CONFLICT, str(error)) from error
+            except OperationalError as error:
+                detail = f"the broker cannot be reached, nothing was sent: {error}"
+                raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, Retry_After="1") from error
+
+        facts = await self._read(done)
+        log.info("%s %s for %s", action, task_id, request.client.host if request.client else "?")
+        return JSONResponse({"id": task_id, "action": action, **facts})
 
     async def workflow(self, request: Request) -> Response:
         """The workflow of a task: each task with its depth in the tree, and the chords."""
@@ -175,8 +214,11 @@ def create_app(
     rate_per_s: float | None = RATE_PER_S,
     config: StoreConfig | None = None,
     texts: Texts | None = None,
+    allow_actions: bool = False,
+    celery: Celery | None = None,
 ) -> Starlette:
-    """The ASGI app of some stores: paths of directories, or open handles. It only reads.
+    """The ASGI app of some stores: paths of directories, or open handles. It only reads, unless `allow_actions` lets
+    clients with the token rerun, revoke and cancel tasks of the Celery app `celery`.
 
     Mount it into another app, or serve it by itself. Without a `token` everybody who reaches it may read.
     `allowed_hosts` are the names under which it may be asked without a token; None: any. `rate_per_s` are the requests
@@ -184,14 +226,16 @@ def create_app(
     """
     if token is not None and not token:
         raise ValueError("token must not be empty")
+    if allow_actions and (token is None or celery is None):
+        raise ValueError("allow_actions needs a token, and the Celery app whose broker gets the actions")
     opened = OpenStores(stores, config)
-    pages = _Pages(opened, texts or Texts())
+    pages = _Pages(opened, texts or Texts(), celery if allow_actions else None)
 
     async def page(request: Request) -> Response:
         return FileResponse(ASSETS / "index.html", media_type="text/html; charset=utf-8")
 
     async def described(request: Request) -> Response:
-        return JSONResponse(openapi.description(prefix))
+        return JSONResponse(openapi.description(prefix, actions.ACTIONS if allow_actions else ()))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -205,6 +249,7 @@ def create_app(
         routes=[
             Route("/", page),
             Route("/api/tasks", pages.tasks),
+            Route("/api/tasks/{task_id:path}/{action}", pages.act, methods=["POST"]),
             Route("/api/tasks/{task_id:path}", pages.task),
             Route("/api/workflows/{task_id:path}", pages.workflow),
             Route("/api/stats", pages.stats),

@@ -119,7 +119,8 @@ def _operation(
 def description(prefix: str, actions: Iterable[str] = ()) -> dict[str, Any]:
     """The whole description."""
     task = {"$ref": "#/components/schemas/Task"}
-    alone = {"allOf": [task, _object({"events": OBJECTS})]}
+    names = {"type": "array", "items": {"type": "string"}}
+    alone = {"allOf": [task, _object({"events": OBJECTS, "actions": names})]}
     page = _object({"tasks": {"type": "array", "items": task}, "next": TEXT})
     workflow = _object({"root_id": TEXT, "tasks": OBJECTS, "chords": OBJECTS, "more": {"type": "boolean"}})
     buckets = _object({"since": TIME, "until": TIME, "step_s": NUMBER, "buckets": OBJECTS, "names": OBJECTS})

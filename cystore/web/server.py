@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from celery import Celery
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cystore import StoreConfig, StoreIOError
@@ -121,14 +122,18 @@ def serve(
     key: Path | None = None,
     config: StoreConfig | None = None,
     texts: Texts | None = None,
+    celery: Celery | None = None,
 ) -> None:
-    """Serves the page until Ctrl-C or SIGTERM; writes its address when it can be asked. Raises StoreConfigError for
+    """Serves the page until Ctrl-C or SIGTERM; writes its address when it can be asked. With `celery`, clients with the
+    token may act on the tasks of that app. Raises StoreConfigError for
     what may not be served, StoreError for a store that cannot be read, and StoreIOError for a port in use."""
     token = token or os.environ.get(TOKEN_VARIABLE) or None
     if token is None and not is_loopback(host):
         raise StoreConfigError(
             f"--host {host} is reached from other hosts: give --token TOKEN, or set {TOKEN_VARIABLE}"
         )
+    if token is None and celery is not None:
+        raise StoreConfigError(f"--allow-actions needs --token TOKEN, or {TOKEN_VARIABLE}")
     if (key is None) != (certificate is None):
         raise StoreConfigError("--certificate and --key belong together: give both")
     app = create_app(
@@ -139,6 +144,8 @@ def serve(
         rate_per_s=rate_per_s,
         config=config,
         texts=texts,
+        allow_actions=celery is not None,
+        celery=celery,
     )
     opened = app.state.stores
     try:

@@ -21,7 +21,7 @@ from cystore.celery import history
 from cystore.celery.base.events import Event
 from cystore.celery.base.reading import Source, Stores
 from cystore.celery.history import Transition
-from cystore.celery.lifecycle import task_lives, workflows
+from cystore.celery.lifecycle import actions, task_lives, workflows
 from cystore.celery.lifecycle.searches import Wanted
 from cystore.clock import monotonic_s
 from cystore.web.task_rows import KNOWN_STATES, Texts, entry_row, life_row, row_of, tags_of
@@ -217,6 +217,7 @@ def task_of(source: Source, task_id: str, texts: Texts) -> dict[str, Any] | None
     return {
         **row_of(task_id, found, texts, alone=True),
         "events": [entry_row(one, texts) for one in found],
+        "actions": actions.possible(task_lives.folded(task_id, found, texts.is_valid)),
     }
 
 

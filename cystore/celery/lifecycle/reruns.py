@@ -14,9 +14,9 @@ from typing import Any
 from celery import Celery
 from celery.utils import uuid
 
-from cystore import MessageStore
 from cystore.celery import history
 from cystore.celery.base import events
+from cystore.celery.base.reading import Source
 from cystore.celery.history import JSON
 from cystore.celery.homes import HOME
 from cystore.celery.lifecycle import payload, recorder
@@ -49,7 +49,7 @@ class Rerun:
     notes: list[str] = field(default_factory=list)
 
 
-def prepare(store: MessageStore, life: Life, *, same_id: bool) -> Rerun:
+def prepare(store: Source, life: Life, *, same_id: bool) -> Rerun:
     """The newest message that the log has of a task, made ready. Raises RerunError."""
     message = logged_message(store, life.task_id)
     headers, notes = dict(message.headers), []
@@ -81,7 +81,7 @@ def prepare(store: MessageStore, life: Life, *, same_id: bool) -> Rerun:
     return Rerun(life, task_id, message, notes)
 
 
-def logged_message(store: MessageStore, task_id: str) -> LoggedMessage:
+def logged_message(store: Source, task_id: str) -> LoggedMessage:
     """The newest message of a task. Raises RerunError where none is kept."""
     reason = (
         f'it was sent without {payload.SETTING} = "{payload.MESSAGE}", or its SENT event is not in this store'

@@ -35,6 +35,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rate", metavar="N", type=count, default=200,
         help="requests that one client may send in a second, over a longer time (default: 200)",
     )  # fmt: skip
+    parser.add_argument(
+        "--allow-actions", metavar="APP",
+        help="let clients with the token rerun, revoke and cancel tasks of this Celery app (module or module:name)",
+    )  # fmt: skip
     parser.add_argument("--certificate", metavar="FILE", type=path_argument, help="serve TLS with it")
     parser.add_argument("--key", metavar="FILE", type=path_argument, help="the key of the certificate")
 
@@ -45,10 +49,15 @@ def _run(args: argparse.Namespace) -> int:
     check_installed()
     from cystore.web.server import serve
 
+    celery = None
+    if args.allow_actions is not None:
+        from celery.app.utils import find_app
+
+        celery = find_app(args.allow_actions)
     serve(
         args.path, host=args.host, port=args.port, token=args.token, url_prefix=args.url_prefix,
         allowed_hosts=args.allowed_hosts, rate_per_s=args.rate, certificate=args.certificate, key=args.key,
-        config=reading_config(args),
+        config=reading_config(args), celery=celery,
     )  # fmt: skip
     return OK
 

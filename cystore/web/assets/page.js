@@ -271,6 +271,21 @@ function tree(workflow, id) {
     one.done_ms ? `body ${one.outcome || "?"}` : one.claimed_ms ? "body claimed, not sent yet" : "body not sent")));
 }
 
+const ACTION_TEXTS = {
+  rerun: "Send it again, under a new id?", revoke: "Keep it from running?", cancel: "End it, also where it runs?",
+};
+
+async function act(id, action) {
+  if (!window.confirm(ACTION_TEXTS[action])) return;
+  const answer = await fetch(`api/tasks/${encodeURIComponent(id)}/${action}`, {
+    method: "POST", headers: { "X-Cystore-Action": action },
+  });
+  const told = await answer.json();
+  if (answer.ok && told.new_id) location.hash = `#/task/${encodeURIComponent(told.new_id)}`;
+  else if (answer.ok) await show(false);
+  notice.textContent = answer.ok ? `${action}: done` : told.detail;
+}
+
 const EVENT_TEXTS = ["worker", "pid", "queue", "retries", "runtime", "countdown", "eta", "exception", "signal"];
 
 async function task(query, id) {
@@ -286,6 +301,8 @@ async function task(query, id) {
       fact("Received", when(one.received)), fact("Started", when(one.started)), fact("Ended", when(one.ended)),
       fact("Retries", one.retries), related("Parent", one.parent_id), related("Root", one.root_id),
       fact("Group", one.group_id), related("Rerun of", one.rerun_of)),
+    one.actions.length > 0 && h("p", { class: "pager" }, one.actions.map((action) =>
+      h("button", { type: "button", onclick: () => act(one.id, action) }, action))),
     spent(one),
     block("Arguments", [one.args, one.kwargs].filter(Boolean).join("\n")),
     block("Error", one.error), block("Traceback", one.traceback),

@@ -35,7 +35,7 @@ def test_every_address_is_described_and_there(server):
         if path != "/events":
             assert server.get(path.lstrip("/").replace("{task_id}", "t0")).status == 200, path
     row = server.json("api/tasks/ид/1 2")
-    assert row.keys() - {"events"} == openapi.TASK_FIELDS.keys()
+    assert row.keys() - {"events", "actions"} == openapi.TASK_FIELDS.keys()
 
 
 @pytest.mark.slow
