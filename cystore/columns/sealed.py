@@ -61,6 +61,9 @@ class SealedLog:
     def __init__(self, object_store: ObjectStore, url: str, *, fail_on_data_loss: bool = True) -> None:
         self.path, self.object_store = url, object_store
         self._folder = f"{url}/{DIRECTORY}"
+        # Here, and not in caches of the class, which would keep each plan's object for ever.
+        self._first_timestamps: dict[int, int | None] = {}
+        self._queue_ranges: dict[tuple[str, int], QueueRange] = {}
         lengths = self._list()
         self._check_folders()
         if not lengths:
@@ -186,9 +189,13 @@ class SealedLog:
                 high = middle
         return self._bases[low] if low < len(self._bases) else self.end
 
-    @functools.cache  # noqa: B019 - lives as long as the plan that is made with it
     def _first_timestamp(self, base: int) -> int | None:
         """The store timestamp of a segment's first record; None if the record is not valid or not ours."""
+        if base not in self._first_timestamps:
+            self._first_timestamps[base] = self._read_first_timestamp(base)
+        return self._first_timestamps[base]
+
+    def _read_first_timestamp(self, base: int) -> int | None:
         try:
             data = self._read(base, 0, min(HEAD_BYTES, self.file_bytes))
             size = TOTAL_SIZE.read(data) if len(data) >= BLANK_SIZE_MIN else 0
@@ -228,9 +235,14 @@ class SealedLog:
         needed."""
         return _QueueRanges(self)
 
-    @functools.cache  # noqa: B019 - lives as long as the plan that is made with it
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         """The offsets of one queue."""
+        queue = topic, queue_id
+        if queue not in self._queue_ranges:
+            self._queue_ranges[queue] = self._read_queue_range(topic, queue_id)
+        return self._queue_ranges[queue]
+
+    def _read_queue_range(self, topic: str, queue_id: int) -> QueueRange:
         folder = f"{self.path}/{QUEUES}/{topic}/{queue_id}"
         found = {base_of_name(name): size for name, size in self.object_store.files(folder).items()}
         lengths = {base: size for base, size in found.items() if base is not None}

@@ -111,6 +111,8 @@ class LogSnapshot:
         self._control, self._commit_log, self._queues = control, commit_log, queues
         self._folder = str(commit_log.files.directory)
         self._slots = control.queue_count
+        # Here, and not in a cache of the class, which would keep each snapshot and so its store's mappings for ever.
+        self._first_timestamps: dict[int, int | None] = {}
 
     # ---------------------------------------------------------------------------------------- queues
 
@@ -240,9 +242,13 @@ class LogSnapshot:
             if first is None or first >= begin_ms:
                 yield part
 
-    @functools.cache  # noqa: B019 - lives as long as the plan that is made with it
     def _first_timestamp(self, base: int) -> int | None:
         """Store timestamp of a segment's first record; None if it says nothing about the records around it."""
+        if base not in self._first_timestamps:
+            self._first_timestamps[base] = self._read_first_timestamp(base)
+        return self._first_timestamps[base]
+
+    def _read_first_timestamp(self, base: int) -> int | None:
         try:
             first = self._commit_log.read(base) if base >= self.minimum else None
         except StoreError:

@@ -42,6 +42,26 @@ def test_closed_store_holds_no_file(tmp_path):
         gc.enable()
 
 
+def test_a_store_that_was_read_by_time_holds_no_file(tmp_path):
+    """Seen: the first times of segments were kept in a cache of the class, for as long as the process lived, and with
+    each of them the snapshot that it came from, the control block and the segments."""
+    path = tmp_path / "store"
+    gc.collect()
+    gc.disable()
+    try:
+        with open_small(path) as store:
+            filled(store)
+            snapshot = store.snapshot()
+            ranges = list(snapshot.segments(0, snapshot.end))
+            assert len(ranges) > 2
+            assert list(snapshot.begins_after(ranges, 1 << 50)) == ranges
+            assert list(snapshot.ends_before(ranges, 1)) == ranges
+        del store, snapshot
+        assert held(path) == []
+    finally:
+        gc.enable()
+
+
 def test_directory_is_let_go_beside_threads_that_look_paths_up(tmp_path):
     """Seen: a thread that looked a path up while another closed the store used a deleted object, and the process
     died. The place of the open directory was a class attribute that was replaced at close, and Python's attribute

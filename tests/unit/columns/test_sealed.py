@@ -4,10 +4,12 @@ emptied, damaged, robbed of files."""
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
 import struct
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,17 @@ def test_times_choose_segments_by_few_of_their_first_records(tmp_path):
                 assert rows_of(log, rows) == expected(store, rows, log.end)
         assert plan_ranges(log, RowFilter(times_ms=(firsts[-1] + 1, FOREVER))) == whole[-1:]
         assert plan_ranges(log, RowFilter(times_ms=(-FOREVER, firsts[0]))) == []
+
+
+def test_a_plan_that_nobody_has_any_more_is_forgotten(copy):
+    """Seen: caches of the class kept each plan's object for as long as the process lived."""
+    log = log_at(copy)
+    assert plan_ranges(log, RowFilter(times_ms=(1, FOREVER)))
+    assert log.queue_ranges["topic-0", 0]
+    gone = weakref.ref(log)
+    del log
+    gc.collect()
+    assert gone() is None
 
 
 def test_queue_offsets_are_those_of_the_sealed_segments(store, copy):
