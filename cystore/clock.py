@@ -7,7 +7,7 @@ import time
 
 from cystore._native.memory import store_clock
 from cystore._native.memory.control import Control
-from cystore.errors import StoreConfigError
+from cystore.errors import StoreConfigError, shown
 
 FOREVER_S = 1e9
 _REALTIME_COARSE = 5  # of Linux; Python has no name for it
@@ -56,14 +56,9 @@ def seconds(timeout_s: object, *, least: float = -math.inf) -> float:
         value = float(max(min(int.__int__(timeout_s), int(FOREVER_S)), -int(FOREVER_S)))
     if not value >= least:  # nor is NaN
         raise StoreConfigError(
-            f"timeout_s must be seconds{' from 0' if least == 0 else ''}, or None, not {_shown(timeout_s)}"
+            f"timeout_s must be seconds{' from 0' if least == 0 else ''}, or None, not {shown(timeout_s)}"
         )
     return min(value, FOREVER_S)
-
-
-def _shown(value: object) -> str:
-    """A number or a text unchanged; of anything else its type, because its repr may be anything."""
-    return repr(value) if type(value) in (int, float, str, bool) else type(value).__name__
 
 
 def index_file_name(now: int) -> str:

@@ -13,7 +13,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from cystore.errors import StoreConfigError
+from cystore.errors import StoreConfigError, shown
 from cystore.layout import CONSTANTS
 from cystore.value_class import value_class
 
@@ -465,36 +465,42 @@ def _types() -> dict[str, Any]:
 
 def canonical(name: str, value: Any) -> Any:
     """A value as the store has it: FOREVER_H for each spelling of for ever."""
-    return FOREVER_H if name in AGES and value in FOREVER else value
+    # only a value whose == is Python's own is compared
+    return FOREVER_H if name in AGES and type(value) in (int, str) and value in FOREVER else value
 
 
 def _checked(name: str, kind: Any, value: Any) -> Any:
     value = canonical(name, value)
     if kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise StoreConfigError(f"{name} must be a whole number, not {value!r}")
+            raise StoreConfigError(f"{name} must be a whole number, not {shown(value)}")
         value = int.__int__(value)  # a subclass too becomes an int, so that the checked value is the used one
     elif kind is bool:
         if not isinstance(value, bool):
-            raise StoreConfigError(f"{name} must be True or False, not {value!r}")
+            raise StoreConfigError(f"{name} must be True or False, not {shown(value)}")
     elif kind is str:
         if not isinstance(value, str):
-            raise StoreConfigError(f"{name} must be text, not {value!r}")
+            raise StoreConfigError(f"{name} must be text, not {shown(value)}")
         value = str.__str__(value)
     elif typing.get_origin(kind) is Literal:
-        if value not in typing.get_args(kind):
-            raise StoreConfigError(f"{name} must be one of {', '.join(typing.get_args(kind))}, not {value!r}")
+        known = str.__str__(value) if isinstance(value, str) else None
+        if known not in typing.get_args(kind):
+            raise StoreConfigError(
+                f"{name} must be one of {', '.join(typing.get_args(kind))}, not {shown(value)}"
+            )
+        value = known
     elif isinstance(kind, types.UnionType) and not isinstance(value, (str, tuple, list, set, frozenset)):
-        raise StoreConfigError(f"{name} must be names of services, not {value!r}")
+        raise StoreConfigError(f"{name} must be names of services, not {shown(value)}")
     return value
 
 
 def _service_names(value: Any) -> tuple[str, ...]:
-    if value == "all":
-        return SERVICE_NAMES
-    if value == "none":
-        return ()
     names = (value,) if isinstance(value, str) else tuple(value)
+    names = tuple(str.__str__(name) if isinstance(name, str) else shown(name) for name in names)
+    if names == ("all",):
+        return SERVICE_NAMES
+    if names == ("none",):
+        return ()
     for name in names:
         if name not in SERVICE_NAMES:
             raise StoreConfigError(

@@ -13,6 +13,23 @@ def hidden(text: str) -> str:
     return re.sub(r"(?i)([?&;][^=&;\s]*(?:pass|secret|token)[^=&;\s]*=)[^&;\s]*", r"\1**", text)
 
 
+TEXT_SHOWN, BITS_SHOWN = 200, 128
+# Errors of Python itself for an argument that does not fit. The program's signal handlers may raise any other.
+RAW_ERRORS = (
+    ArithmeticError, AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+
+
+def shown(value: object) -> str:
+    """A number or a short text unchanged, for a message; of anything else its type, because its repr may be anything,
+    or raise."""
+    if type(value) is int and value.bit_length() > BITS_SHOWN:
+        return f"a number of {value.bit_length()} bits"
+    if type(value) in (str, bytes) and len(value) > TEXT_SHOWN:  # type: ignore[arg-type]
+        return f"{type(value).__name__} of {len(value)}"  # type: ignore[arg-type]
+    return repr(value) if type(value) in (int, float, str, bytes, bool, type(None)) else type(value).__name__
+
+
 class StoreError(Exception):
     """Base of every error that cystore raises by itself.
 

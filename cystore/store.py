@@ -16,6 +16,8 @@ from cystore._native.append.put import put_function
 from cystore._native.lookup.get_result import GetResult
 from cystore._native.lookup.key_reader import QueryResult, query_function
 from cystore._native.lookup.queue_reader import get_function, read_function
+from cystore._native.record.argument_checks import function, whole, yes_or_no
+from cystore._native.record.argument_checks import path as checked_path
 from cystore._native.record.message import Message, PutResult
 from cystore._native.system.descriptor import AtDrop
 from cystore.attachment.attach import Attachment, attach
@@ -37,6 +39,7 @@ from cystore.errors import (
     StoreNotWritableError,
     StoreResourceError,
     hidden,
+    shown,
 )
 from cystore.filters.given_filter import Filter
 from cystore.ha.link.address import StoreUrl
@@ -90,19 +93,18 @@ def open(  # noqa: A001 - the surface's name
     Raises StoreConfigError, StoreLockedError, StoreFormatError (no store, foreign directory, other version attached),
     StorePermissionError (also for a store that another user could replace), StoreFullError.
     """
-    if config is not None and not isinstance(config, (StoreConfig, str, os.PathLike)):
-        raise StoreConfigError(f"config must be a StoreConfig or name a TOML file, not {config!r}")
-    if isinstance(config, StoreConfig) and settings:
+    if not isinstance(config, StoreConfig):
+        if config is not None:
+            config = checked_path("config", config, "be a StoreConfig or name a TOML file", StoreConfigError)
+        config = resolve(settings, file=config)
+    elif settings:
         raise StoreConfigError("give a config or single settings, not both")
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise StoreConfigError(f"path must name a directory, not {path!r}")
-    masters, path = _parted(path)
+    progress = None if progress is None else function("progress", progress, StoreConfigError)
+    masters, path = _parted(checked_path("path", path, "name a directory", StoreConfigError))
     try:
         real = real_path(path)
     except ValueError as error:
-        raise StoreConfigError(f"path must name a directory, not {path!r}: {error}") from error
-    if not isinstance(config, StoreConfig):
-        config = resolve(settings, file=config)
+        raise StoreConfigError(f"path must name a directory, not {shown(path)}: {error}") from error
     if masters:
         from cystore.ha.role import looking_for  # nearly no open needs it
 
@@ -364,7 +366,8 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         store is there (a backup was restored), each call continues with that one, and `followed()` is called. Messages
         that were put before are in the directory that was moved away."""
         self._attached()  # raises for a closed store
-        self._follows, self._at_follow = True, followed
+        self._at_follow = None if followed is None else function("followed", followed, StoreConfigError)
+        self._follows = True
 
     @property
     def closed(self) -> bool:
@@ -467,7 +470,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         nevertheless.
         """
         if dedup_key is not None:
-            if unique_key is not None or delay_level:
+            if unique_key is not None or whole("delay_level", delay_level, 0):
                 raise MessageIllegalError("dedup_key: goes with neither unique_key nor delay_level")
             return self.put_once(
                 topic, body, dedup_key=dedup_key, window_ms=self.config.dedup_window_ms, queue_id=queue_id, keys=keys,
@@ -537,7 +540,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         their offsets instead of objects. Raises CorruptRecordError when a record it would return is damaged,
         FilterError for a filter that cannot be parsed, StoreConfigError for an invalid name of a group.
         """
-        reader = self._attached().reader
+        reader, raw = self._attached().reader, yes_or_no("raw", raw)
         if group is None:
             return reader.get(topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, raw=raw)
         group = checked_group(group)

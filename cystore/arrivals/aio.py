@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cystore._native.lookup.get_result import GetResult
-from cystore._native.record.argument_checks import any_text, whole
+from cystore._native.record.argument_checks import any_text, choice, whole, yes_or_no
 from cystore._native.record.message import Message
 from cystore.arrivals.queue_watch import QueueWatch, Watched
 from cystore.clock import FOREVER_S, monotonic_s, wait_s
@@ -122,6 +122,7 @@ class AsyncStore:
         not wait for a message that matches `tags` or `filter`: `next_offset` of a result without messages is the offset
         to continue at. Raises the errors of `get`."""
         wait_s(timeout_s)  # raises for a value that is not a time
+        raw = yes_or_no("raw", raw)
         if timeout_s is None or timeout_s > 0:
             await self.wait(topic, queue_id, queue_offset, timeout_s)
         read = partial(
@@ -154,7 +155,9 @@ class AsyncStore:
         name = any_text("topic", topic)
         if queue_id is not None:
             queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
-        if begin not in (FIRST, LAST):
+        if isinstance(begin, str):
+            begin = choice("begin", begin, (FIRST, LAST), StoreConfigError)
+        else:
             if queue_id is None:
                 raise StoreConfigError("begin: a queue offset needs a queue_id")
             begin = whole("begin", begin, 0, FOREVER_MS, StoreConfigError)

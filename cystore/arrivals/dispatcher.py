@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-from cystore._native.record.argument_checks import whole
+from cystore._native.record.argument_checks import choice, whole, yes_or_no
 from cystore._native.record.message import Message
 from cystore._native.scan.log_walk import trailing_zeros
 from cystore._native.system.failpoint import failpoint
@@ -68,11 +68,11 @@ class Dispatcher:
     ) -> None:
         self.name = checked_name(name)
         checked_function(work, f"dispatcher {self.name}")
-        if begin not in (FIRST, LAST):
-            raise StoreConfigError(f"begin must be {FIRST!r} or {LAST!r}, not {begin!r}")
-        self._work, self._begin = work, begin
+        self._work, self._begin = work, choice("begin", begin, (FIRST, LAST), StoreConfigError)
         self._max_count = whole("max_count", max_count, 1, 1 << 20, StoreConfigError)
-        self._durable_only, self._pid = bool(durable_only), os.getpid()
+        self._durable_only = yes_or_no("durable_only", durable_only, StoreConfigError)
+        hold = yes_or_no("hold", hold, StoreConfigError)
+        self._pid = os.getpid()
         self._parts, self._closed = parts, False
         self._runs, self._position = False, -1
         self._pause_s, self._failures, self._trouble = 0.0, 0, Trouble()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from cystore._native.record.argument_checks import whole
+from cystore._native.record.argument_checks import choice, instance, whole
 from cystore.arrivals.cursor import PREFIX, RUNNING, Cursor, checked_name, names, path_of
 from cystore.arrivals.dispatcher import (
     FIRST,
@@ -101,6 +101,8 @@ class Dispatchers:
     def states(self, damaged: dict[str, StoreError] | None = None) -> list[DispatcherState]:
         """All dispatchers that ever began and were not removed, by name. Raises StoreFormatError for a damaged cursor.
         With `damaged`, this enters the error there under the dispatcher's name instead, and lists the others."""
+        if damaged is not None:
+            instance("damaged", damaged, dict, StoreConfigError)
         parts, found = self._store._attached(), []
         held = parts.cleaner.holds.read()
         for name in names(parts.root):
@@ -129,7 +131,8 @@ class Dispatchers:
         """Forgets a dispatcher, and ends its hold; False if there is none. Raises StoreLockedError while a process
         runs it."""
         parts = self._store._writable()
-        if not path_of(parts.root, checked_name(name)).exists():
+        name = checked_name(name)
+        if not path_of(parts.root, name).exists():
             return parts.cleaner.holds.release(PREFIX + name)
         _, cursor = self._existing(name)
         try:
@@ -142,7 +145,8 @@ class Dispatchers:
 
     def _existing(self, name: str) -> tuple[Attachment, Cursor]:
         parts = self._store._writable()
-        if not path_of(parts.root, checked_name(name)).exists():
+        name = checked_name(name)
+        if not path_of(parts.root, name).exists():
             raise StoreConfigError(f"there is no dispatcher {name}", path=parts.root)
         return parts, Cursor(parts, name, write=True)
 
@@ -161,10 +165,9 @@ def _state(parts: Attachment, name: str, holds: bool) -> DispatcherState:
 
 def _position(parts: Attachment, to: int | str) -> int:
     control = parts.control
-    if to == FIRST:
-        return control.min_physical_offset
-    if to == LAST:
-        return last_position(parts)
+    if isinstance(to, str):
+        first = choice("to", to, (FIRST, LAST), OffsetError) == FIRST
+        return control.min_physical_offset if first else last_position(parts)
     position = whole("to", to, 0, OFFSET_MAX, OffsetError)
     if position != control.wrote:
         try:

@@ -12,7 +12,7 @@ def checked_function(function: object, what: str) -> None:
     """Raises StoreConfigError for an object that cannot be called, or that would give a coroutine."""
     asynchronous = map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))  # noqa: B004
     if not callable(function) or any(asynchronous):
-        raise StoreConfigError(f"{what}: give a function that is not async, not {function!r}")
+        raise StoreConfigError(f"{what}: give a function that is not async, not {type(function).__name__}")
 
 
 def call(function: Callable[..., object], *arguments: object) -> None:

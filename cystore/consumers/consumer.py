@@ -12,7 +12,7 @@ import logging
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from cystore import clock
 from cystore._native.lookup.get_result import GetResult
 from cystore._native.memory.control import Control
-from cystore._native.record.argument_checks import whole
+from cystore._native.record.argument_checks import listed, whole
 from cystore._native.record.message import Message
 from cystore._native.record.properties import queues_of
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s, wait_s
-from cystore.consumers.groups import FIRST, LAST, OFFSET_MAX, GroupTable
+from cystore.consumers.groups import FIRST, GroupTable, place
 from cystore.consumers.in_flight import QueueInFlight
 from cystore.consumers.names import retry_topic, users_group
 from cystore.consumers.retries import retry_of
@@ -41,6 +41,7 @@ from cystore.errors import (
     StoreConfigError,
     StoreError,
     StoreNotWritableError,
+    shown,
 )
 from cystore.filters.given_filter import Filter
 from cystore.layout import LMQ_PREFIX, refuse_own_topic
@@ -99,9 +100,7 @@ class Consumer:
         self._has_light = any(topic.startswith(LMQ_PREFIX) for topic in self.topics)
         wanted(tags, filter)  # raises for a value that is not a filter
         self._tags, self._filter = tags, filter
-        self._begin = (
-            begin if begin in (FIRST, LAST) else whole("begin", begin, 0, OFFSET_MAX, StoreConfigError)
-        )
+        self._begin = place("begin", begin)
         self._invisible_s = whole("invisible_ms", invisible_ms, 1, 1 << 40, StoreConfigError) / 1000
         self._max_times = whole("max_reconsume_times", max_reconsume_times, 0, 1 << 30, StoreConfigError)
         self._max_in_flight = whole("max_in_flight", max_in_flight, 1, 1 << 30, StoreConfigError)
@@ -282,7 +281,9 @@ class Consumer:
 
     def _queue_of(self, message: Message) -> QueueInFlight | None:
         if type(message) is not Message or message.physical_offset is None:
-            raise StoreConfigError(f"message: must be a message that this consumer gave, not {message!r}")
+            raise StoreConfigError(
+                f"message: must be a message that this consumer gave, not {shown(message)}"
+            )
         own, several = (message.topic, message.queue_id), False
         for topic, queue_id, queue_offset in queues_of(message) if self._has_light else ():
             queue = self._queues.get((topic, queue_id))
@@ -492,9 +493,8 @@ class Consumer:
 
 def _checked_topics(topics: object) -> tuple[str, ...]:
     """The names of one or several topics, each once. Raises StoreConfigError."""
-    if not isinstance(topics, Iterable):
-        raise StoreConfigError(f"topics: must be a name or names, not {type(topics).__name__}")
-    found = tuple(dict.fromkeys(map(checked_topic, [topics] if isinstance(topics, str) else topics)))
+    names = [topics] if isinstance(topics, str) else listed("topics", topics, StoreConfigError)
+    found = tuple(dict.fromkeys(map(checked_topic, names)))
     if not found:
         raise StoreConfigError("topics: name at least one")
     for topic in found:

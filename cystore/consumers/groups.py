@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cystore import clock
 from cystore._native.lookup.get_result import GetResult
-from cystore._native.record.argument_checks import whole
+from cystore._native.record.argument_checks import choice, instance, whole, yes_or_no
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s, wait_s
 from cystore.consumers.names import checked_group, users_group
@@ -114,6 +114,7 @@ class Groups:
     def names(self, *, internal: bool = False) -> list[str]:
         """All groups that have an offset, sorted. With `internal` instead the groups whose offsets are notes of the
         store itself."""
+        internal = yes_or_no("internal", internal, StoreConfigError)
         return sorted({group for (_, group, _), _ in self._offsets() if (group in OWN_GROUPS) is internal})
 
     def offsets(self, group: str) -> dict[tuple[str, int], int]:
@@ -159,7 +160,7 @@ class Groups:
         """The number of messages that each group has still to get, over all its queues, by group. One pass over the
         table: 8,000 queues take a few milliseconds. With `internal` instead the groups whose offsets are notes of the
         store itself: that of transactions."""
-        found = self._table()
+        found, internal = self._table(), yes_or_no("internal", internal, StoreConfigError)
         following, minimum = found.parts.reader.shown_ends(), found.parts.control.queue_minimum
         totals: dict[str, int] = {}
         offsets = found.table.offsets()
@@ -219,8 +220,7 @@ class Groups:
         acknowledged then no longer count as given. Raises StoreConfigError for a topic without queues.
         """
         group, topic = users_group(group), checked_topic(topic)
-        if to not in (FIRST, LAST):
-            to = whole("to", to, 0, OFFSET_MAX, StoreConfigError)
+        to, force = place("to", to), yes_or_no("force", force, StoreConfigError)
         if queue_id is not None:
             queue_id = whole("queue_id", queue_id, 0, QUEUE_ID_MAX, StoreConfigError)
         found = self._writable()
@@ -308,12 +308,13 @@ class Groups:
 
     def count_get(self, group: str, topic: str, queue_id: int, result: GetResult) -> None:
         """Counts a get that named its group. A read-only handle counts nothing."""
+        instance("result", result, GetResult, StoreConfigError)
+        topic, _, queue_id = key = _key(topic, group, queue_id)  # of the exact types
         found = self._table()
         if not found.table.writable or result.status is GetStatus.NO_MATCHED_LOGIC_QUEUE:
             return
         size = len(result.raw) if result.raw else sum(one.size_bytes for one in result.messages)
         count = len(result.record_offsets) if result.raw else len(result.messages)
-        topic, _, queue_id = key = _key(topic, group, queue_id)  # of the exact types
         found.table.count_get(key, count, size, _behind(found, topic, queue_id, result))
 
 
@@ -334,11 +335,21 @@ def _behind(found: GroupTable, topic: str, queue_id: int, result: GetResult) -> 
     else:
         return Behind() if result.status is GetStatus.OFFSET_OVERFLOW_ONE else None
     slot = parts.control.find_queue(topic, queue_id)
+    if slot < 0:  # the result is of another queue
+        return None
     messages = max(parts.control.queue_end(slot) - result.next_offset, 0)
     if messages == 0:
         return Behind()
     age_ms = clock.now_ms(parts.control) - stored_ms
     return Behind(max(parts.control.wrote - end, 0), messages, max(age_ms, 0))
+
+
+def place(field: str, value: object) -> int | str:
+    """A place in a queue: "first", "last" or a store timestamp. Raises StoreConfigError."""
+    if isinstance(value, str):
+        found: str = choice(field, value, (FIRST, LAST), StoreConfigError)
+        return found
+    return whole(field, value, 0, OFFSET_MAX, StoreConfigError)
 
 
 def _key(topic: str, group: str, queue_id: int) -> Key:

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore import clock
-from cystore._native.record.argument_checks import text, whole
+from cystore._native.record.argument_checks import choice, text, whole
 from cystore._native.record.message import PutResult, place_of
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attachment import Attachment
@@ -57,8 +57,7 @@ def put_once(
     window_ms = whole("window_ms", window_ms, 1, WINDOW_MAX_MS, MessageIllegalError)
     if busy_timeout_ms is not None:
         busy_timeout_ms = whole("busy_timeout_ms", busy_timeout_ms, 0, INT32_MAX, MessageIllegalError)
-    if flush not in (None, *FLUSHES):
-        raise MessageIllegalError(f"flush: must be 'sync', 'async', 'replicated' or None, not {flush!r}")
+    flush = choice("flush", flush, (None, *FLUSHES))
     parts = store._writable()
     if not parts.config.message_index_enable:
         raise StoreConfigError(

@@ -16,11 +16,13 @@ from typing import NamedTuple
 from cystore import clock
 from cystore._native.memory.control import Control
 from cystore._native.memory.locks import Held
-from cystore.errors import FencedError, StoreTimeoutError
+from cystore._native.record.argument_checks import choice, instance, whole
+from cystore.errors import FencedError, StoreConfigError, StoreTimeoutError
 from cystore.layout import DUTIES, DUTY_WORDS
 
 __all__ = ["DUTIES", "Duties", "DutyRun", "Outcome"]
 
+MS_MAX = (1 << 31) - 1
 _TOKEN, _UNTIL, _BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS, _PID = range(len(DUTY_WORDS))
 
 
@@ -52,9 +54,15 @@ def _now_ms() -> int:
 
 
 def _number(duty: str) -> int:
-    if duty not in DUTIES:
-        raise ValueError(f"there is no duty {duty!r}; the duties are {', '.join(DUTIES)}")
-    return DUTIES.index(duty)
+    return DUTIES.index(choice("duty", duty, DUTIES, StoreConfigError))
+
+
+def _ms(field: str, value: object) -> int:
+    return whole(field, value, 0, MS_MAX, StoreConfigError)
+
+
+def _token(field: str, value: object) -> int:
+    return whole(field, value, 0, error=StoreConfigError)
 
 
 def _lock(duty: str) -> str:
@@ -62,7 +70,7 @@ def _lock(duty: str) -> str:
 
 
 class Duties:
-    """The duties of one store. Unknown names are a ValueError."""
+    """The duties of one store. Unknown names raise StoreConfigError."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -103,6 +111,8 @@ class Duties:
         and StoreTimeoutError if a live process is inside a step for longer than `wait_ms`.
         """
 
+        token, ttl_ms, wait_ms = _token("token", token), _ms("ttl_ms", ttl_ms), _ms("wait_ms", wait_ms)
+
         def entered() -> None:
             newest = self._get(duty, _TOKEN)
             if token < newest:
@@ -122,6 +132,7 @@ class Duties:
     def ran(self, duty: str, run: DutyRun) -> None:
         """Records a run of this process. The numbers are for people: if two runs end at once, a reader may get parts of
         both."""
+        instance("run", run, DutyRun, StoreConfigError)
         values = {
             _BEGUN: run.begun_ms,
             _TOOK: run.took_us,

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cystore._native.record.argument_checks import whole
+from cystore._native.record.argument_checks import any_text, whole, yes_or_no
 from cystore._native.record.message import Message
 from cystore.attachment.attach import Attachment
 from cystore.attachment.private_reads import scan
 from cystore.derived.reading.by_key import DEFAULT_COUNT
-from cystore.derived.reading.reader import FOREVER_MS
+from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
 from cystore.engine.files.segments import Mode
 from cystore.engine.inspect.message_id import MessageId, read_by_id
 from cystore.engine.inspect.queue_offset import queue_offset_in
@@ -117,18 +117,20 @@ class StorePlaces(ABC):
         MessageIllegalError for a pattern of it, CorruptRecordError if the compacted file is missing, or too damaged to
         answer.
         """
-        return self._attached().newest.latest(topic, key, certain=certain)
+        certain = yes_or_no("certain", certain)
+        return self._attached().newest.latest(any_text("topic", topic), key, certain=certain)
 
     def compacted(self, topic: str) -> Iterator[Message]:
         """The newest message of each key of a compacted topic, in the order of the log. A message of several keys is
         given as long as it is the newest of one of them. Shows the state at the call. Needs about 50 bytes of memory a
         key. Raises StoreConfigError as `latest` does."""
-        return self._attached().newest.all_of(topic)
+        return self._attached().newest.all_of(any_text("topic", topic))
 
     def message_ids(self, topic: str, queue_id: int, begin: int, end: int) -> dict[str, int]:
         """RocketMQ's message ids of a queue's messages from queue offset `begin` to before `end`, and the queue offset
         of each (getMessageIds). Offsets that the queue does not have are left out. Each id names the store host of its
         own record; RocketMQ gives the host of its caller to all of them. Raises CorruptRecordError."""
+        topic, queue_id = any_text("topic", topic), whole("queue_id", queue_id, 0, INT32_MAX)
         begin, end = (whole("queue_offset", offset, -FOREVER_MS, FOREVER_MS) for offset in (begin, end))
         reader, found = self._attached().reader, {}
         while begin < end:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cystore._native.memory import store_clock
-from cystore._native.record.argument_checks import any_text, whole
+from cystore._native.record.argument_checks import any_text, function, whole, yes_or_no
 from cystore.attachment.attach import Attachment
 from cystore.clock import wait_s
 from cystore.config import StoreConfig
@@ -109,6 +109,7 @@ class StoreUpkeep(ABC):
         Views of bodies stay readable. The service "clean" does the same at delete_when, and when the disk fills up
         (RocketMQ's executeDeleteFilesManually).
         """
+        forcibly = yes_or_no("forcibly", forcibly, StoreConfigError)
         return self._writable().cleaner.clean(max_segments, forcibly=forcibly)
 
     def compact(
@@ -123,6 +124,8 @@ class StoreUpkeep(ABC):
         """
         if up_to is not None:
             up_to = whole("up_to", up_to, error=StoreConfigError)
+        if progress is not None:
+            function("progress", progress, StoreConfigError)
         parts = self._writable()
         parts.flusher.flush_to(parts.control.log_end)
         parts.dispatcher.run_to_end()
@@ -307,7 +310,7 @@ class StoreUpkeep(ABC):
         """Raises StoreFullError while puts are refused because the disk is full. Looks at the disk in that case, or
         after a put was `refused`; otherwise it costs a microsecond."""
         cleaner = self._writable().cleaner
-        if refused:
+        if yes_or_no("refused", refused, StoreConfigError):
             cleaner.watch_space()
         cleaner.check_space()
 
@@ -325,7 +328,7 @@ class StoreUpkeep(ABC):
         """Switches writing off (or on again) for every attached process (RunningFlags)."""
         control = self._writable().control
         flag = FLAGS["FLAG_NOT_WRITABLE"][0]
-        if writable:
+        if yes_or_no("writable", writable, StoreConfigError):
             control.clear_flag(flag)
         else:
             control.set_flag(flag)

@@ -6,11 +6,12 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from cystore._native.record.argument_checks import any_text, whole
+from cystore._native.record.argument_checks import WHOLE_MAX, any_text, function, text, whole
 from cystore.attachment.attach import Attachment
 from cystore.clock import monotonic_s, wait_s
 from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
 from cystore.engine.log.commit_log import check_offset
+from cystore.errors import StoreConfigError
 
 WAIT_SLICE_S = 0.25
 KEY_SLICE_S = 1.0  # a handle notices within this time that its directory was moved or replaced
@@ -104,7 +105,7 @@ class StoreWaits(ABC):
         if no thread of this handle sleeps until an append, because an append came a moment ago, or because the handle
         runs no services. Then look again after a while. Register first, then look, then sleep: so no append is
         missed."""
-        return self._attached().sleepers.ring(ring, watches=False)
+        return self._attached().sleepers.ring(function("ring", ring, StoreConfigError), watches=False)
 
     def key_seen(self, key: str) -> int:
         """A number that changes with each `wake_key` for a key. For `wait_key`: read it first, then look, then wait."""
@@ -115,6 +116,7 @@ class StoreWaits(ABC):
         """Sleeps until `key_seen` of a key is not `seen` any more: True; False after `timeout_s`. A few other keys wake
         it too; so does another directory that the handle followed its path to."""
         until, number = monotonic_s() + wait_s(timeout_s), _hash(key)
+        seen = whole("seen", seen, -WHOLE_MAX)
         while True:
             parts = self._attached()
             control = parts.control
@@ -132,4 +134,4 @@ class StoreWaits(ABC):
 
 
 def _hash(key: str) -> int:
-    return zlib.crc32(key.encode())
+    return zlib.crc32(text("key", key).encode())

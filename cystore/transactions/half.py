@@ -51,11 +51,12 @@ def half_of(message: Message, host: bytes, producer_group: str) -> Message:
         REAL_TOPIC: message.topic,
         REAL_QUEUE: str(message.queue_id),
     }
-    if "INNER_MULTI_DISPATCH" in (message.properties or ()):
-        raise MessageIllegalError("properties: the message of a transaction has no INNER_MULTI_DISPATCH")
     half = message_for_topic(message, HALF_TOPIC, 0, changed_properties(b"", notes), host)
+    given = {} if message.properties is None else dict(message.properties.items())
+    if "INNER_MULTI_DISPATCH" in given:
+        raise MessageIllegalError("properties: the message of a transaction has no INNER_MULTI_DISPATCH")
     for name in RESERVED:
-        if name in (message.properties or ()):
+        if name in given:
             raise MessageIllegalError(f"properties: {name} is reserved for transactions")
     return half
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore import clock
-from cystore._native.record.argument_checks import any_text, whole
+from cystore._native.record.argument_checks import any_text, choice, function, whole
 from cystore._native.record.message import Message, PutResult, encode_host
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attachment import Attachment
@@ -27,9 +27,11 @@ from cystore.errors import (
     OffsetError,
     PageCacheBusyError,
     QueuesFullError,
+    StoreConfigError,
     StoreError,
     StoreTimeoutError,
     TransactionError,
+    shown,
 )
 from cystore.layout import FLAGS, HALF_TOPIC, OP_TOPIC
 from cystore.services.delay.transfer import Room, RoomNeededError
@@ -278,8 +280,7 @@ class Transactions:
     def check(self, check: Check) -> Checked:
         """See MessageStore.check_transactions."""
         parts, table = self._store._writable(), self._table()
-        if not callable(check):
-            raise TypeError(f"check must be a callable, not {type(check).__name__}")
+        function("check", check, StoreConfigError)
         counts = dict.fromkeys(Checked._fields, 0)
         table.catch_up()
         end = parts.reader.log_end  # a failover may take back what is behind it: nobody is asked about that
@@ -358,11 +359,11 @@ class Transactions:
             return ASKED_AGAIN
         if answer is None:
             return ASKED_AGAIN
-        if answer not in (COMMITTED, ROLLED_BACK):
+        if not isinstance(answer, str) or answer not in (COMMITTED, ROLLED_BACK):
             counts["failed"] += 1
             raise TransactionError(
-                f"check must give 'commit', 'rollback' or None, not {answer!r} for transaction {half.id}, which stays "
-                "open; the others were checked"
+                f"check must give 'commit', 'rollback' or None, not {shown(answer)} for transaction {half.id}, which "
+                "stays open; the others were checked"
             )
         return answer
 
@@ -392,6 +393,4 @@ def _flush_code(parts: Attachment, flush: str | None) -> int:
     """FLUSH_SYNC and FLUSH_REPLICATED, as a put takes them."""
     default = FLUSH_SYNC if parts.config.flush_disk_type == "sync" else 0
     codes = {None: default, "async": 0, "sync": FLUSH_SYNC, "replicated": default | FLUSH_REPLICATED}
-    if flush not in codes:
-        raise MessageIllegalError(f"flush: must be 'sync', 'async', 'replicated' or None, not {flush!r}")
-    return codes[flush]
+    return codes[choice("flush", flush, tuple(codes))]

@@ -21,7 +21,7 @@ from cystore._native.record.checksum cimport crc32_body, crc32c_update
 from cystore._native.memory.atomics cimport monotonic_ns
 from cystore._native.memory.control cimport Control, log_end
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.argument_checks cimport exact_bytes, exact_text, exact_whole
+from cystore._native.record.argument_checks cimport exact_bytes, exact_flag, exact_text, exact_whole
 from cystore._native.layout cimport (
     BLANK_SIZE_MIN, DELAY_PROPERTY_ROOM, FLAG_DISK_FULL, HOST_V4_BYTES, PROPERTIES_BYTES_MAX,
     RECORD_FIXED_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES,
@@ -44,7 +44,7 @@ from cystore._native.record.record_write cimport append_item
 from cystore._native.append.steps cimport BATCH_STEP, in_steps, let_go, yield_gil
 
 from cystore._native.record.message import encode_host
-from cystore.errors import MessageIllegalError, StoreError
+from cystore.errors import RAW_ERRORS, MessageIllegalError, StoreError, shown
 from cystore.layout import SCHEDULE_TOPIC
 
 cdef extern from "Python.h":
@@ -268,7 +268,7 @@ cdef class Appender(AppendLoop):
         if flush is None:
             return self.defaults.flush
         if (wanted := _FLUSHES.get(exact_text("flush", flush, MessageIllegalError))) is None:
-            raise MessageIllegalError(f"flush: must be 'sync', 'async', 'replicated' or None, not {flush!r}")
+            raise MessageIllegalError(f"flush: must be 'sync', 'async', 'replicated' or None, not {shown(flush)}")
         return wanted | (self.defaults.flush & FLUSH_SYNC if wanted == FLUSH_REPLICATED else 0)
 
     def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None,
@@ -368,13 +368,14 @@ cdef class Appender(AppendLoop):
             self.policy.reach(end, flush, waits.disk_ms, waits.slaves_ms)
         return 0
 
-    def put_many(self, messages, *, flush=None, bint batch=False):
+    def put_many(self, messages, *, flush=None, batch=False):
         """Appends messages in order; see MessageStore.put_many."""
         present = self.present()
         if present is not self:
             return present.put_many(messages, flush=flush, batch=batch)
         wanted = self._wanted_flush(flush)
-        return self._put_batch(messages, wanted, self.policy, forbidden(wanted), batch, batch, False)
+        cdef bint is_batch = exact_flag("batch", batch, MessageIllegalError)
+        return self._put_batch(messages, wanted, self.policy, forbidden(wanted), is_batch, is_batch, False)
 
     def put_with(self, policy, messages, *, bint makes_space=False, bint together=False):
         """`put_many` without a flush, for a caller that holds a lock: another policy removes the obstacles. Its errors
@@ -402,8 +403,12 @@ cdef class Appender(AppendLoop):
         cdef int64_t since_ns = monotonic_ns()
         try:
             batch = in_steps(messages, &since_ns)
-        except (TypeError, ValueError):  # a released buffer raises ValueError
-            raise MessageIllegalError(f"messages: must be a list of Message, not {type(messages).__name__}") from None
+        except StoreError:
+            raise
+        except RAW_ERRORS as error:  # no iterable, a released buffer, or an iterable that fails
+            raise MessageIllegalError(
+                f"messages: must be a list of Message, not {type(messages).__name__} ({type(error).__name__})"
+            ) from error
         count = len(batch)
         if count == 0:
             return []

@@ -4,5 +4,7 @@ from libc.stdint cimport int64_t
 cdef int64_t exact_whole(str field, object value, int64_t low, int64_t high, object error) except? -1
 # The text as an exact str that has a UTF-8 form.
 cdef str exact_text(str field, object value, object error)
+# Whether the value says yes: True, False, None, 0 or 1.
+cdef bint exact_flag(str field, object value, object error) except -1
 # The bytes of a body. A body of another type is copied, so that it cannot change under the checksum.
 cdef bytes exact_bytes(object body)

@@ -10,7 +10,9 @@ from cpython.unicode cimport PyUnicode_Check, PyUnicode_CheckExact
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
-from cystore.errors import MessageIllegalError
+import os
+
+from cystore.errors import RAW_ERRORS, MessageIllegalError, StoreError, shown
 
 cdef extern from "Python.h":
     bint PyBool_Check(object value)
@@ -47,7 +49,7 @@ cdef bytes exact_bytes(object body):
         if view.nbytes >= COPY_BYTES and view.c_contiguous:
             return _copy(view.cast("B"))
         return bytes(view)
-    except (TypeError, ValueError, BufferError) as error:  # no buffer, or a released memoryview
+    except RAW_ERRORS as error:  # no buffer, a released memoryview, or one of several dimensions
         raise MessageIllegalError(f"body: must be bytes, not {type(body).__name__} ({error})") from None
 
 
@@ -70,6 +72,12 @@ cdef str exact_text(str field, object value, object error):
     return <str>value
 
 
+cdef bint exact_flag(str field, object value, object error) except -1:
+    if value is True or value is False or value is None:
+        return value is True
+    return exact_whole(field, value, 0, 1, error)
+
+
 def whole(str field not None, value, int64_t low=0, int64_t high=WHOLE_MAX, error=MessageIllegalError):
     """The value as an int. Raises `error` if it is not a whole number from `low` to `high`."""
     return exact_whole(field, value, low, high, error)
@@ -85,3 +93,61 @@ def any_text(str field not None, value, error=MessageIllegalError):
 def text(str field not None, value, error=MessageIllegalError):
     """The text as a str. Raises `error` if the value is not text, or has a lone surrogate."""
     return exact_text(field, value, error)
+
+
+def yes_or_no(str field not None, value, error=MessageIllegalError):
+    """The value as a bool; None is False. Raises `error` for anything but a bool, 0 and 1."""
+    return exact_flag(field, value, error)
+
+
+def choice(str field not None, value, tuple choices not None, error=MessageIllegalError):
+    """The value, which is one of `choices`: texts, and perhaps None. Raises `error`."""
+    if value is None and None in choices:
+        return None
+    if PyUnicode_Check(value):
+        name = any_text(field, value, error)
+        if name in choices:
+            return name
+        value = name
+    raise error(f"{field}: must be {' or '.join(map(repr, choices))}, not {shown(value)}")
+
+
+def function(str field not None, value, error=MessageIllegalError):
+    """The value, which can be called. Raises `error`."""
+    if not callable(value):
+        raise error(f"{field}: must be a function, not {type(value).__name__}")
+    return value
+
+
+def instance(str field not None, value, cls not None, error=MessageIllegalError):
+    """The value, which is a `cls`. Raises `error`."""
+    if not isinstance(value, cls):
+        raise error(f"{field}: must be a {cls.__name__}, not {type(value).__name__}")
+    return value
+
+
+def listed(str field not None, value, error=MessageIllegalError):
+    """The items of an iterable that is no text and no buffer, as a list. Raises `error`, and the errors of the store
+    that the iterable raises."""
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
+        raise error(f"{field}: must be a list, not {type(value).__name__}")
+    try:
+        return list(value)
+    except StoreError:
+        raise
+    except RAW_ERRORS as reason:  # no iterable, or one that fails
+        raise error(f"{field}: must be a list, not {type(value).__name__} ({type(reason).__name__})") from reason
+
+
+def path(str field not None, value, str must not None, error=MessageIllegalError):
+    """The value, which is the text of a path that is not empty, or an os.PathLike. Raises `error`."""
+    if isinstance(value, str):
+        value = any_text(field, value, error)
+        if value:
+            return value
+    try:
+        if isinstance(value, os.PathLike) and os.fspath(value):
+            return value
+    except RAW_ERRORS as reason:
+        raise error(f"{field} must {must}: {type(reason).__name__}") from reason
+    raise error(f"{field} must {must}, not {shown(value)}")

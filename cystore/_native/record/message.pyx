@@ -30,7 +30,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from cystore._native.record.record import STATUS_NAMES
-from cystore.errors import CorruptRecordError, MessageIllegalError
+from cystore.errors import RAW_ERRORS, CorruptRecordError, MessageIllegalError
 
 cdef enum:
     WALK_RECORDS = 256
@@ -94,9 +94,9 @@ def _rebuild_put_result(physical_offset, queue_offset, size_bytes, store_timesta
 
 cdef dict _with_expiry(object properties, object expires_at_ms):
     try:
-        found = dict(properties or {})
-    except (TypeError, ValueError):
-        raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__}") from None
+        found = {} if properties is None else dict(properties)
+    except RAW_ERRORS as error:
+        raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__}") from error
     found["EXPIRES_AT_MS"] = str(_whole("expires_at_ms", expires_at_ms, 1, 99_999_999_999_999_999))
     return found
 
@@ -220,7 +220,7 @@ cdef class Message:
         data = self.data
         try:
             return data.decode(encoding, errors)
-        except (LookupError, TypeError, ValueError) as error:  # UnicodeDecodeError is a ValueError
+        except RAW_ERRORS as error:  # UnicodeDecodeError is a ValueError
             raise MessageIllegalError(f"{self!r}: the body is no text: {error}; read `data`, or give another encoding "
                                       "or errors=\"replace\"", offset=self.physical_offset) from None
 

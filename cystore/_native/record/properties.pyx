@@ -23,7 +23,7 @@ from cystore._native.record.record_read cimport topic_valid
 from cystore._native.record.record_view cimport record_view
 
 from cystore._native.record.message import RESERVED_PROPERTIES
-from cystore.errors import MessageIllegalError
+from cystore.errors import RAW_ERRORS, MessageIllegalError, StoreError
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)  # NULL: the text has no UTF-8 form
@@ -123,8 +123,11 @@ cdef int _put_keys(property_buffer* buffer, object keys, int32_t begin) except -
             raise MessageIllegalError(f"keys: must be a tuple of text, not {type(keys).__name__}")
         try:
             keys = tuple(keys)
-        except TypeError as error:
-            raise MessageIllegalError(f"keys: must be a tuple of text, not {type(keys).__name__} ({error})") from None
+        except StoreError:
+            raise
+        except RAW_ERRORS as error:
+            raise MessageIllegalError(
+                f"keys: must be a tuple of text, not {type(keys).__name__} ({type(error).__name__})") from error
     for key in <tuple>keys:
         if first:
             _put_name(buffer, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, begin)
@@ -168,8 +171,11 @@ cdef int _put_pairs(property_buffer* buffer, object properties, int32_t begin) e
     """Appends the user's properties."""
     try:
         pairs = [(name, value) for name, value in properties.items()]
-    except (AttributeError, TypeError, ValueError) as error:  # no method `items`, or it gives no pairs
-        raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__} ({error})") from None
+    except StoreError:
+        raise
+    except RAW_ERRORS as error:  # no method `items`, or it gives no pairs
+        raise MessageIllegalError(
+            f"properties: must be a mapping, not {type(properties).__name__} ({type(error).__name__})") from error
     for name, value in pairs:
         name = exact_text("properties", name, MessageIllegalError)
         if name in RESERVED_PROPERTIES:

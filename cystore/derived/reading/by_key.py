@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from cystore._native.record.argument_checks import listed
 from cystore._native.record.window import LogWindow
 from cystore.derived.files.index import IndexFiles
 from cystore.derived.reading.dispatch_help import DispatchHelp
 from cystore.engine.log.commit_log import CommitLog
-from cystore.errors import CorruptRecordError, MessageIllegalError
+from cystore.errors import CorruptRecordError
 
 log = logging.getLogger("cystore")
 
@@ -48,6 +49,4 @@ class KeyObstacles:
 
 def several(keys: Iterable[str]) -> list[str]:
     """The keys as a new list. A single text is refused, because its letters would become keys."""
-    if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
-        raise MessageIllegalError(f"keys must be several keys, for example a list, not {type(keys).__name__}")
-    return list(keys)
+    return listed("keys", keys)

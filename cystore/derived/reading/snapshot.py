@@ -14,12 +14,21 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from cystore._native.memory.control import Control
+from cystore._native.record.argument_checks import (
+    WHOLE_MAX,
+    any_text,
+    instance,
+    listed,
+    whole,
+    yes_or_no,
+)
 from cystore._native.record.message import Message
+from cystore.config import INT_MAX
 from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.engine.files.segments import file_name
 from cystore.engine.inspect.stats import QueueRange
 from cystore.engine.log.commit_log import CommitLog
-from cystore.errors import StoreError
+from cystore.errors import OffsetError, StoreConfigError, StoreError
 
 PIECE_BYTES = 128 * 1024 * 1024
 ALIGN_QUEUES = 16  # the number of queues, the longest ones, that tell where records begin
@@ -128,20 +137,21 @@ class LogSnapshot:
     def place(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """The physical offset of a queue's first message at or behind a queue offset; the dispatched position if there
         is none."""
-        queue = self._queues.find(topic, queue_id)
+        queue = self._queue(topic, queue_id)
+        queue_offset = whole("queue_offset", queue_offset, -WHOLE_MAX)
         if queue is None:
             return self.dispatched
         return _place(queue, max(queue_offset, queue.min_offset), self.dispatched)
 
     def queue_offset_at(self, topic: str, queue_id: int, position: int) -> int:
         """The queue's first offset whose message is at or behind a physical offset."""
-        queue = self._queues.find(topic, queue_id)
+        queue, position = self._queue(topic, queue_id), _position("position", position)
         return 0 if queue is None else queue.offset_at(position)
 
     def last_message(self, topic: str, queue_id: int, end: int) -> Message | None:
         """A queue's last dispatched message below a physical offset; None if there is none. Raises StoreError if it
         cannot be read."""
-        queue = self._queues.find(topic, queue_id)
+        queue, end = self._queue(topic, queue_id), _position("end", end)
         if queue is None:
             return None
         at = queue.previous_message(queue.min_offset, queue.offset_at(end))
@@ -149,6 +159,9 @@ class LogSnapshot:
         return None if entry is None else self._commit_log.read(entry.physical_offset)
 
     # ------------------------------------------------------------------------------------ boundaries
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.find(any_text("topic", topic), whole("queue_id", queue_id, 0, INT_MAX))
 
     @functools.cached_property
     def _longest(self) -> list[ConsumeQueue]:
@@ -160,6 +173,7 @@ class LogSnapshot:
     def boundary(self, position: int) -> int:
         """A record's begin (or the end of the log or a segment) at or behind `position`, close to it if queues have
         entries. Reads only that record of the log."""
+        position = _position("position", position)
         if position <= self.minimum:
             return self.minimum
         base = self.base_of(position)
@@ -176,6 +190,7 @@ class LogSnapshot:
 
     def base_of(self, position: int) -> int:
         """The base of the segment that contains a physical offset."""
+        position = _position("position", position)
         return position - position % self.file_bytes
 
     def record(self, position: int) -> Message:
@@ -194,6 +209,7 @@ class LogSnapshot:
 
     def segments(self, begin: int, end: int) -> Iterator[LogRange]:
         """The part of each segment that lies in [begin, end), which are boundaries."""
+        begin, end = _position("begin", begin), min(_position("end", end), self.end)
         for base in range(self.base_of(begin), end, self.file_bytes):
             first, behind = max(begin, base), min(end, base + self.file_bytes)
             if first < behind:
@@ -201,6 +217,7 @@ class LogSnapshot:
 
     def part(self, begin: int, end: int) -> LogRange:
         """A range inside one segment."""
+        begin, end = _position("begin", begin), _position("end", end)
         base = self.base_of(begin)
         holes = tuple(hole for hole in self.holes if hole[0] < end and hole[1] > begin)
         path = f"{self._folder}/{file_name(base)}"
@@ -213,14 +230,15 @@ class LogSnapshot:
     ) -> Iterator[LogRange]:
         """[begin, end) cut into equal parts of about `piece_bytes` at least (or `at_most`), each beginning with a
         record."""
-        for whole in self.segments(begin, end):
-            count = (
-                -(-whole.size_bytes // piece_bytes) if at_most else max(1, whole.size_bytes // piece_bytes)
-            )
-            at = whole.begin
+        piece_bytes = whole("piece_bytes", piece_bytes, 1)
+        at_most = yes_or_no("at_most", at_most)
+        for segment in self.segments(begin, end):
+            size_bytes = segment.size_bytes
+            count = -(-size_bytes // piece_bytes) if at_most else max(1, size_bytes // piece_bytes)
+            at = segment.begin
             for number in range(1, count + 1):
-                target = whole.begin + whole.size_bytes * number // count
-                cut = whole.end if number == count else min(self.boundary(target), whole.end)
+                target = segment.begin + size_bytes * number // count
+                cut = segment.end if number == count else min(self.boundary(target), segment.end)
                 if cut > at:
                     yield self.part(at, cut)
                     at = cut
@@ -229,14 +247,16 @@ class LogSnapshot:
         """The ranges without the segments whose first record is not older than `end_ms`.
 
         Only where we wrote the log: its store timestamps do not go back."""
-        for part in ranges:
+        end_ms = whole("end_ms", end_ms, -WHOLE_MAX)
+        for part in _ranges(ranges):
             first = self._first_timestamp(part.base)
             if first is None or first < end_ms:
                 yield part
 
     def ends_before(self, ranges: Iterable[LogRange], begin_ms: int) -> Iterator[LogRange]:
         """The ranges without each segment whose next segment begins before `begin_ms`."""
-        for part in ranges:
+        begin_ms = whole("begin_ms", begin_ms, -WHOLE_MAX)
+        for part in _ranges(ranges):
             following = part.base + part.file_bytes
             first = self._first_timestamp(following) if following < self.end else None
             if first is None or first >= begin_ms:
@@ -292,6 +312,15 @@ def packed_evenly(ranges: Iterable[Part], packs: int) -> list[tuple[Part, ...]]:
         found.setdefault(min(int(middle * packs / max(total, 1)), packs - 1), []).append(part)
         before += part.size_bytes
     return [tuple(pack) for pack in found.values()]
+
+
+def _position(field: str, value: object) -> int:
+    return whole(field, value, error=OffsetError)
+
+
+def _ranges(ranges: Iterable[LogRange]) -> Iterator[LogRange]:
+    for part in listed("ranges", ranges, StoreConfigError):
+        yield instance("ranges", part, LogRange, StoreConfigError)
 
 
 def _place(queue: ConsumeQueue, queue_offset: int, otherwise: int) -> int:

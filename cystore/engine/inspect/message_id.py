@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cystore._native.record.argument_checks import any_text, instance
 from cystore._native.record.message import Message, decode_host, encode_host
-from cystore.errors import MessageIllegalError, OffsetError
+from cystore.errors import MessageIllegalError, OffsetError, shown
 from cystore.layout import HOST_V4_BYTES, HOST_V6_BYTES
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class MessageId(NamedTuple):
     @classmethod
     def of(cls, message: Message) -> MessageId:
         """The id of a message that was read from a store. Raises MessageIllegalError for any other message."""
+        instance("message", message, Message)
         if message.physical_offset is None or message.store_host is None:
             raise MessageIllegalError("message: it was not read from a store, so it has no message id")
         return cls(message.store_host, message.physical_offset)
@@ -33,15 +35,16 @@ class MessageId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> MessageId:
         """The id in hexadecimal digits, upper or lower case. Raises MessageIllegalError."""
+        text = any_text("message id", text)
         try:
             data = bytes.fromhex(text)
-        except (TypeError, ValueError):
+        except ValueError:
             data = b""
         offset = int.from_bytes(data[-OFFSET_BYTES:], "big", signed=True)
         host = data[:-OFFSET_BYTES]
         if len(host) not in (HOST_V4_BYTES, HOST_V6_BYTES) or 2 * len(data) != len(text) or offset < 0:
             raise MessageIllegalError(
-                f"message id: {text!r} is not 32 or 56 hexadecimal digits of a host and an offset"
+                f"message id: {shown(text)} is not 32 or 56 hexadecimal digits of a host and an offset"
             )
         return cls(decode_host(host), offset)
 

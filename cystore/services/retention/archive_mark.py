@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from cystore._native.memory.control import Control
+from cystore._native.record.argument_checks import choice, instance, text
 from cystore.engine.manifest.manifest import Manifest as StoreManifest
 from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError
 from cystore.system import checked_json, files
@@ -139,7 +140,13 @@ class ArchiveMark:
 
     def begin(self, archive_id: str, folder: str, format: str = PARQUET, table: str = "") -> Archived:
         """Begins the hold: from the log's minimum on, cleaning removes nothing that is not archived."""
-        return undisturbed(partial(self._begin, archive_id, folder, format, table))
+        given = [
+            text("archive_id", archive_id, StoreConfigError),
+            text("folder", folder, StoreConfigError),
+            choice("format", format, FORMATS, StoreConfigError),
+            text("table", table, StoreConfigError),
+        ]
+        return undisturbed(partial(self._begin, *given))
 
     def _begin(self, archive_id: str, folder: str, format: str, table: str) -> Archived:
         with self._control.held("clean"):
@@ -153,6 +160,8 @@ class ArchiveMark:
 
     def move(self, before: Archived, after: Archived) -> None:
         """Moves the hold, or the archive's place. Raises StoreConfigError if the present mark is not `before`."""
+        instance("before", before, Archived, StoreConfigError)
+        instance("after", after, Archived, StoreConfigError)
         undisturbed(partial(self._move, before, after))
 
     def _move(self, before: Archived, after: Archived) -> None:
@@ -169,7 +178,7 @@ class ArchiveMark:
 
     def restore(self, archived: Archived) -> None:
         """Writes a mark again that was lost or cannot be read. Cleaning continues, if the missing mark paused it."""
-        undisturbed(partial(self._restore, archived))
+        undisturbed(partial(self._restore, instance("archived", archived, Archived, StoreConfigError)))
 
     def _restore(self, archived: Archived) -> None:
         with self._control.held("clean"):

@@ -107,7 +107,7 @@ def test_what_is_not_several_keys_is_refused(tmp_path, keys):
     """Seen: the letters of a text were looked for, and None was a raw TypeError."""
     with (
         open_small(tmp_path / "s") as store,
-        pytest.raises(MessageIllegalError, match="keys must be several"),
+        pytest.raises(MessageIllegalError, match="keys: must be a list"),
     ):
         store.query_many("T", keys)
 

@@ -168,7 +168,7 @@ def test_a_wrong_answer_ends_nothing(store, answer):
         store.check_transactions(lambda half, message: answer)
     assert store.open_transactions() == [half]
     assert "check must give" in store.set_aside_transactions()[half]
-    with pytest.raises(TypeError, match="check must be a callable"):
+    with pytest.raises(cystore.StoreConfigError, match="check: must be a function"):
         store.check_transactions(answer)
 
 
