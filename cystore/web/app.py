@@ -50,14 +50,14 @@ class _Pages:
     def __init__(self, stores: OpenStores, texts: Texts, celery: Celery | None) -> None:
         self.stores, self._texts, self._celery = stores, texts, celery
         self._live = Live(stores)
-        self._turns: anyio.CapacityLimiter | None = None  # made in the loop that it belongs to
+        self._turns: dict[bool, anyio.CapacityLimiter] = {}  # made in the loop that they belong to
 
-    async def _read(self, look: Callable[..., Result], *arguments: Any) -> Result:
-        """`look` in a thread. Raises Problem 503 where a store is away or damaged."""
-        if self._turns is None:
-            self._turns = anyio.CapacityLimiter(READS_AT_ONCE)
+    async def _read(self, look: Callable[..., Result], *arguments: Any, is_search: bool = False) -> Result:
+        """`look` in a thread; searches have threads of their own. Raises Problem 503 where a store is away or
+        damaged."""
+        turns = self._turns.setdefault(is_search, anyio.CapacityLimiter(READS_AT_ONCE))
         try:
-            return await anyio.to_thread.run_sync(lambda: look(*arguments), limiter=self._turns)
+            return await anyio.to_thread.run_sync(lambda: look(*arguments), limiter=turns)
         except StoreError as error:
             raise unavailable(error) from error
 
@@ -77,7 +77,7 @@ class _Pages:
             )
 
         try:
-            rows, following = await self._read(look)
+            rows, following = await self._read(look, is_search=True)
         except ValueError as error:
             raise bad(str(error)) from error
         return JSONResponse({"tasks": rows, "next": following})
@@ -138,7 +138,8 @@ class _Pages:
         asked = parameters.read(request.query_params, parameters.STATS)
         try:
             found = await self._read(
-                lambda: fleet_numbers.stats_of(self.stores.source(), asked["since"], asked["step"])
+                lambda: fleet_numbers.stats_of(self.stores.source(), asked["since"], asked["step"]),
+                is_search=True,
             )
         except ValueError as error:
             raise bad(str(error)) from error
@@ -151,7 +152,8 @@ class _Pages:
             await self._read(
                 lambda: fleet_numbers.failures_of(
                     self.stores.source(), asked["name"], asked["since"], asked["limit"], self._texts
-                )
+                ),
+                is_search=True,
             )
         )
 
@@ -159,7 +161,9 @@ class _Pages:
         """Workers and what each runs."""
         asked = parameters.read(request.query_params, parameters.SPAN)
         return JSONResponse(
-            await self._read(lambda: fleet_numbers.workers_of(self.stores.source(), asked["since"]))
+            await self._read(
+                lambda: fleet_numbers.workers_of(self.stores.source(), asked["since"]), is_search=True
+            )
         )
 
     async def health_of_stores(self, request: Request) -> Response:

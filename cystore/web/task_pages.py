@@ -14,6 +14,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from cystore.clock import monotonic_s
 from cystore.web.task_rows import KNOWN_STATES, Texts, entry_row, life_row, row_of, tags_of
 
 TIME_S = 2.0  # a page that finds little ends after it
+EMPTY_S = 8.0  # and one that finds nothing after this
 WORKFLOW_MOST = 500  # tasks of a workflow
 LOOK_EVERY = 64  # entries between two looks at the clock
 INT64_MAX = (1 << 63) - 1
@@ -66,13 +68,17 @@ class Asked:
             return False
         return self.text is None or self._has_text(entry, self.text)
 
+    @cached_property
+    def _as_stored(self) -> bytes:
+        """The text as an event's body has it: most bodies need not be decoded."""
+        return json.dumps(self.text)[1:-1].encode()
+
     def _has_text(self, entry: Entry, text: str) -> bool:
-        return (
-            (entry.task_id or "").startswith(text)
-            or text in (entry.name or "")
-            or Wanted(text, None).has_args(entry)
-            or Wanted(None, text).has_error(entry)
-        )
+        if (entry.task_id or "").startswith(text) or text in (entry.name or ""):
+            return True
+        if isinstance(entry, Event) and self._as_stored not in bytes(entry._message.body):
+            return False
+        return Wanted(text, None).has_args(entry) or Wanted(None, text).has_error(entry)
 
     def accepts(self, row: dict[str, Any]) -> bool:
         """Whether the task, as it is now, meets the conditions."""
@@ -171,7 +177,13 @@ class _Reader:
 
 
 def page_of(
-    source: Source, asked: Asked, limit: int, after: str | None, texts: Texts, time_s: float = TIME_S
+    source: Source,
+    asked: Asked,
+    limit: int,
+    after: str | None,
+    texts: Texts,
+    time_s: float = TIME_S,
+    empty_s: float = EMPTY_S,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Tasks that meet the conditions, at most `limit`, and the cursor of the next page; None at the end. Raises
     ValueError for a cursor of something else, and for a state that no task ever had."""
@@ -188,11 +200,11 @@ def page_of(
     begin = Cursor.first(source, asked) if after is None else Cursor.of(after, source)
     reader = _Reader(source, asked, begin, texts)
     rows: list[dict[str, Any]] = []
-    until_s, following = monotonic_s() + time_s, reader.cursor()
+    begin_s, following = monotonic_s(), reader.cursor()
     for row in reader.rows():
         is_full = len(rows) == limit
         if row is None:
-            if monotonic_s() >= until_s:
+            if monotonic_s() - begin_s >= (time_s if rows else empty_s):
                 return rows, (following if is_full else reader.cursor()).text()
         elif is_full:
             return rows, following.text()

@@ -6,6 +6,7 @@ const STATES = ["", "PENDING", "RECEIVED", "STARTED", "SUCCESS", "FAILURE", "RET
   "TIMED_OUT", "CHILD_LOST", "UNKNOWN"];
 const SPANS = [["15m", "15 minutes"], ["1h", "1 hour"], ["6h", "6 hours"], ["1d", "1 day"], ["7d", "7 days"]];
 const REFRESH_MS = 1000;
+const SEARCHES_MOST = 20; // empty pages that a search goes through by itself
 const SVG = "http://www.w3.org/2000/svg";
 
 // ---------------------------------------------------------------- elements
@@ -220,7 +221,11 @@ const TASK_COLUMNS = [
 ];
 
 async function tasks(query) {
-  const found = await api("api/tasks", { limit: 50, ...query });
+  let found = await api("api/tasks", { limit: 50, ...query });
+  for (let number = 0; !found.tasks.length && found.next && number < SEARCHES_MOST; number++) {
+    notice.textContent = "Searching older tasks ...";
+    found = await api("api/tasks", { limit: 50, ...query, after: found.next });
+  }
   const field = (name, text, attributes = {}) => h("label", {}, text,
     h("input", { name, value: query[name] || "", autocomplete: "off", ...attributes }));
   const ask = (event) => {

@@ -179,7 +179,7 @@ def test_a_page_that_runs_out_of_time_is_continued(log):
     found, after, pages = [], None, 0
     conditions = Asked(text="ValueError(9)")
     while pages == 0 or after is not None:
-        rows, after = task_pages.page_of(log, conditions, 10, after, Texts(), time_s=0)
+        rows, after = task_pages.page_of(log, conditions, 10, after, Texts(), time_s=0, empty_s=0)
         found += [row["id"] for row in rows]
         pages += 1
     assert found == ["t9"] and pages > 3
