@@ -165,6 +165,14 @@ SYSTEM = (
         otherwise="the model of the append protocol is not explored",
     ),
     SystemPackage(
+        "the browser Chromium",
+        "chromium",
+        lambda: bool(shutil.which("chromium")),
+        frozenset({"test-all"}),
+        required=False,
+        otherwise="the page on tasks is not tried in a browser",
+    ),
+    SystemPackage(
         "a compiler and an emulator for ARM64",
         "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user",
         lambda: bool(shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")),
