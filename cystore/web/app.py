@@ -67,8 +67,9 @@ class _Pages:
         state = asked["state"]
         if state is not None and state.upper() in KNOWN_STATES:
             state = state.upper()
+        until = None if asked["until"] is None else max(0, asked["until"])
         conditions = Asked(
-            asked["name"], state, asked["worker"], max(0, asked["since"] or 0), asked["until"], asked["text"]
+            asked["name"], state, asked["worker"], max(0, asked["since"] or 0), until, asked["text"]
         )
 
         def look() -> tuple[list[dict[str, Any]], str | None]:

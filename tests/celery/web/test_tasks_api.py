@@ -139,6 +139,8 @@ def test_conditions(server):
     assert server.ids(name="app.none") == server.ids(worker="none@h") == []
     assert len(server.ids(since="1h")) == RUNS + 9
     assert server.ids(until="2020-01-01T00:00:00Z") == server.ids(since="2999-01-01") == []
+    assert server.ids(until="1960-01-01") == server.ids(until="0001-01-01", name="app.task0") == []
+    assert len(server.ids(since="0001-01-01", until="9999-12-31")) == RUNS + 9
 
 
 def test_texts(server):
