@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from cystore._native.record.argument_checks import choice, instance, whole
@@ -28,6 +30,7 @@ from cystore.errors import (
 from cystore.system import files
 from cystore.system.key_lock import is_place_taken
 from cystore.system.threads import os_threads
+from cystore.system.threads.reentry import undisturbed
 
 if TYPE_CHECKING:
     from cystore.arrivals.surface import StoreArrivals
@@ -84,19 +87,16 @@ class Dispatchers:
         name = checked_name(name)
         if hold_max_age_ms is not None:
             hold_max_age_ms = whole("hold_max_age_ms", hold_max_age_ms, error=StoreConfigError)
-        with _adding:
-            known = parts.dispatchers.get(name)
-            if isinstance(known, Dispatcher) and not known.stopped:
-                raise StoreConfigError(f"dispatcher {name} is added to this store already: close it first")
-            found = Dispatcher(
-                parts, name, function, begin=begin, max_count=max_count, durable_only=durable_only, hold=hold,
-                hold_max_age_ms=hold_max_age_ms,
-            )  # fmt: skip
-            if isinstance(known, Dispatcher) and known.stop in parts.at_stop:
-                parts.at_stop.remove(known.stop)
-            parts.dispatchers[name] = found
-            parts.at_stop.append(found.stop)
-        return found
+        make = partial(
+            Dispatcher, parts, name, function, begin=begin, max_count=max_count, durable_only=durable_only, hold=hold,
+            hold_max_age_ms=hold_max_age_ms,
+        )  # fmt: skip
+        adding = _Adding(parts, name, make)
+        try:
+            return undisturbed(adding.add)
+        except BaseException:
+            adding.give_up()
+            raise
 
     def states(self, damaged: dict[str, StoreError] | None = None) -> list[DispatcherState]:
         """All dispatchers that ever began and were not removed, by name. Raises StoreFormatError for a damaged cursor.
@@ -151,6 +151,37 @@ class Dispatchers:
         return parts, Cursor(parts, name, write=True)
 
 
+class _Adding:
+    """One `add`. The exception of a signal handler may end the wait for it: then the dispatcher does not stay."""
+
+    def __init__(self, parts: Attachment, name: str, make: Callable[[], Dispatcher]) -> None:
+        self._parts, self._name, self._make = parts, name, make
+        self._made: Dispatcher | None = None
+        self._given_up = False
+
+    def add(self) -> Dispatcher:
+        """Adds the dispatcher, and returns it."""
+        parts, name = self._parts, self._name
+        with _adding:
+            known = parts.dispatchers.get(name)
+            if isinstance(known, Dispatcher) and not known.stopped:
+                raise StoreConfigError(f"dispatcher {name} is added to this store already: close it first")
+            found = self._made = self._make()
+            if isinstance(known, Dispatcher) and known.stop in parts.at_stop:
+                parts.at_stop.remove(known.stop)
+            parts.dispatchers[name] = found
+            parts.at_stop.append(found.stop)
+            if self._given_up:
+                found.stop()
+        return found
+
+    def give_up(self) -> None:
+        """Ends the dispatcher, whether it is made by now or not."""
+        self._given_up = True
+        if self._made is not None:
+            self._made.stop()
+
+
 def _state(parts: Attachment, name: str, holds: bool) -> DispatcherState:
     cursor = Cursor(parts, name, write=False)
     try:
@@ -177,12 +208,12 @@ def _position(parts: Attachment, to: int | str) -> int:
     return position
 
 
-_adding = os_threads.Lock()
+_adding = os_threads.RLock()  # a signal handler of the same thread adds, too
 
 
 def _forked() -> None:
     global _adding
-    _adding = os_threads.Lock()  # a thread of the parent may hold it
+    _adding = os_threads.RLock()  # a thread of the parent may hold it
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -24,7 +24,7 @@ from cystore.clock import monotonic_s
 from cystore.errors import NotDurableError, StoreClosedError, StoreResourceError
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads
-from cystore.system.threads.reentry import INSIDE
+from cystore.system.threads.reentry import is_inside
 
 log = logging.getLogger("cystore")
 
@@ -97,7 +97,7 @@ class Leaving:
         while frame is not None:
             name = frame.f_globals.get("__name__", "")
             if (
-                name.startswith(INSIDE)
+                is_inside(name)
                 and name != __name__
                 and not (name == "cystore.store" and frame.f_code.co_name in CLOSING)
             ):

@@ -363,11 +363,11 @@ class Consumer:
                 log.exception(
                     "group %s steps over the damaged message %d of %s/%d", self.group, at, topic, queue_id
                 )
-                queue.fetched((), at + 1)
+                queue.fetched(at, (), at + 1)
                 self._commit(queue)
                 continue
             if result.status is GetStatus.FOUND:
-                return queue.fetched(result.messages, result.next_offset)
+                return queue.fetched(at, result.messages, result.next_offset)
             if result.status not in STEPPED or result.next_offset == at:
                 return
             if result.status in MOVED:
@@ -375,7 +375,7 @@ class Consumer:
                     "group %s continues at %d of %s/%d: its offset %d is outside of the queue, which is [%d, %d)",
                     self.group, result.next_offset, topic, queue_id, at, result.min_offset, result.max_offset,
                 )  # fmt: skip
-            queue.fetched((), result.next_offset)
+            queue.fetched(at, (), result.next_offset)
             self._commit(queue)
 
     def _commit(self, queue: QueueInFlight) -> None:

@@ -22,6 +22,7 @@ from cystore.filters.given_filter import Filter
 from cystore.layout import CONSTANTS, OWN_GROUPS, TOTAL_SIZE, field_of, record_store_timestamp
 from cystore.results import GetStatus
 from cystore.system.threads import os_threads
+from cystore.system.threads.reentry import undisturbed
 
 if TYPE_CHECKING:
     from cystore.consumers.surface import StoreConsumers
@@ -358,24 +359,28 @@ def _key(topic: str, group: str, queue_id: int) -> Key:
     )  # fmt: skip
 
 
-_making = os_threads.Lock()
+_making = os_threads.RLock()  # a signal handler of the same thread makes it, too
 
 
 def table_of(parts: Attachment) -> GroupTable:
     """The table of an attachment, made at its first use."""
     found = parts.groups
     if found is None:
-        with _making:
-            found = parts.groups
-            if found is None:
-                found = parts.groups = GroupTable(parts)
+        found = undisturbed(partial(_make_table, parts))
     assert isinstance(found, GroupTable)
     return found
 
 
+def _make_table(parts: Attachment) -> object:
+    with _making:
+        if parts.groups is None:
+            parts.groups = GroupTable(parts)
+        return parts.groups
+
+
 def _forked() -> None:
     global _making
-    _making = os_threads.Lock()  # a thread of the parent may hold it
+    _making = os_threads.RLock()  # a thread of the parent may hold it
 
 
 os.register_at_fork(after_in_child=_forked)

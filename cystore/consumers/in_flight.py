@@ -54,10 +54,12 @@ class QueueInFlight:
         """The message's queue offset in this queue, which may be a light one of it."""
         return queue_offset_in(message, *self.queue)
 
-    def fetched(self, messages: Iterable[Message], next_offset: int) -> None:
-        """Takes in messages from the store, in order."""
-        self.ready.extend(messages)
-        self.next_offset = next_offset
+    def fetched(self, at: int, messages: Iterable[Message], next_offset: int) -> None:
+        """Takes in messages that were read from an offset on, in order. Does nothing if a signal handler came in
+        between and read them, too."""
+        if self.next_offset == at:  # no handler comes between here and the call of `extend`
+            self.next_offset = next_offset
+            self.ready.extend(messages)
 
     def give(self, deadline_s: float, sees: Callable[[Message, int, int], bool]) -> Message | None:
         """The next message for the program; None if none is ready. Leaves out, as read, messages that readers of the
@@ -65,12 +67,16 @@ class QueueInFlight:
         while self.ready and not self.leaving:
             message = self.ready[0]
             offset = self.offset_of(message)
-            if sees(message, self.slot, offset):
-                self.given[offset] = message, deadline_s  # first: an interrupt in between gives it again
+            seen = sees(message, self.slot, offset)
+            # A signal handler may have got it meanwhile. No handler comes between here and the call of `popleft`.
+            if self.ready and self.ready[0] is message:
+                if seen:
+                    self.given[offset] = message, deadline_s
+                else:
+                    self.has_dropped = True
                 self.ready.popleft()
-                return message
-            self.has_dropped = True
-            self.ready.popleft()
+                if seen:
+                    return message
         return None
 
     def settle(self, offset: int) -> bool:

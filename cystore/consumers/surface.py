@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cystore.arrivals.surface import StoreArrivals
 from cystore.filters.given_filter import Filter
+from cystore.system.threads.reentry import undisturbed
 
 if TYPE_CHECKING:
     from cystore.consumers.consumer import Consumer
@@ -57,10 +59,11 @@ class StoreConsumers(StoreArrivals):
         """
         from cystore.consumers.consumer import Consumer
 
-        return Consumer(
-            self, group, topics, tags=tags, filter=filter, begin=begin, invisible_ms=invisible_ms,
+        make = partial(
+            Consumer, self, group, topics, tags=tags, filter=filter, begin=begin, invisible_ms=invisible_ms,
             max_reconsume_times=max_reconsume_times, max_in_flight=max_in_flight,
         )  # fmt: skip
+        return undisturbed(make)
 
     def _group_table(self) -> GroupTable:
         """The table of the present attachment."""

@@ -21,7 +21,8 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from cystore._native.record.checksum import crc32c
@@ -48,6 +49,7 @@ from cystore.system.folders import inside
 from cystore.system.key_lock import PlaceLocks
 from cystore.system.ranges import file_ranges
 from cystore.system.threads import os_threads
+from cystore.system.threads.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
@@ -133,6 +135,9 @@ class OffsetTable:
         self._file: Descriptor | None = None
         self._frozen: list[int] | None = None  # the offsets, if no process writes a table
         self._others: ConsumerOffsets | None = None
+        self._changes = (
+            object()
+        )  # of the last change of an offset: a signal handler's comes inside of another one
         self._counts_from_s = 0.0  # on a clock that all threads share; before it no get is counted
         if self.writable:
             self._open()
@@ -145,7 +150,7 @@ class OffsetTable:
         files.make_directory(self.path.parent)
         file = files.open_file(self.path, os.O_RDWR | os.O_CREAT)
         self._file = file
-        with self._byte_lock(OPENING, self._wait_s):
+        with self._taken(OPENING, self._wait_s):
             generation = self._parts.control.generation
             header = self._header()
             if header is not None and header.generation == generation:
@@ -292,34 +297,34 @@ class OffsetTable:
         return self._parts.config.sync_flush_timeout_ms / 1000
 
     @contextmanager
-    def _locked(self, place: int, wait_s: float | None = None) -> Iterator[None]:
-        """A with block under a byte lock. A process that is stopped keeps its locks, so the wait has an end:
-        StoreTimeoutError."""
-        if not self.writable:
-            raise StoreNotWritableError("the store is open for reading only", path=self._parts.root)
-        with self._lock, self._byte_lock(place, self._wait_s if wait_s is None else wait_s):
+    def _locked(self, place: int) -> Iterator[None]:
+        """A with block under a byte lock. Only for what runs undisturbed: an exception of a signal handler between the
+        block and the end of this generator would keep the lock."""
+        with self._lock, self._taken(place):
             yield
 
-    @contextmanager
-    def _byte_lock(self, place: int, wait_s: float) -> Iterator[None]:
+    def _taken(self, place: int, wait_s: float | None = None) -> ByteLock:
+        """A byte lock, for a with block inside one of `_lock`. Both are objects of C, so no exception of a signal
+        handler keeps them. A process that is stopped keeps its locks, so the wait has an end: StoreTimeoutError."""
+        if not self.writable:
+            raise StoreNotWritableError("the store is open for reading only", path=self._parts.root)
+        wait_s = self._wait_s if wait_s is None else wait_s
         until_s = monotonic_s() + wait_s
-        with ExitStack() as stack:
-            with files.translated(self.path):
-                while True:
-                    try:
-                        stack.enter_context(ByteLock(self._opened, place, waiting=_busy))
-                        break
-                    except _BusyError:
-                        if monotonic_s() >= until_s:
-                            raise StoreTimeoutError(
-                                "another process has had a lock of the offsets of consumer groups for "
-                                f"{wait_s:g} s (byte {place}): it "
-                                "is stopped or its disk does not answer; `cystore info` lists the processes of "
-                                "the store",
-                                path=self.path,
-                            ) from None
-                    time.sleep(LOOK_S)
-            yield
+        with files.translated(self.path):
+            while True:
+                lock = ByteLock(self._opened, place, waiting=_busy)
+                try:
+                    lock.__enter__()
+                    return lock  # the block takes it once more, which changes nothing
+                except _BusyError:
+                    if monotonic_s() >= until_s:
+                        raise StoreTimeoutError(
+                            "another process has had a lock of the offsets of consumer groups for "
+                            f"{wait_s:g} s (byte {place}): it is stopped or its disk does not answer; "
+                            "`cystore info` lists the processes of the store",
+                            path=self.path,
+                        ) from None
+                time.sleep(LOOK_S)
 
     # ---------------------------------------------------------------------------------------------- rows
 
@@ -370,9 +375,10 @@ class OffsetTable:
         """The row of a key, which is added if it is missing. Raises StoreFullError, StoreTimeoutError, and
         StoreResourceError for a table that is full."""
         row = self.find(key)
-        if row is not None:
-            return row
-        with self._locked(ADDING, wait_s):
+        return undisturbed(partial(self._add_row, key, wait_s)) if row is None else row
+
+    def _add_row(self, key: Key, wait_s: float | None) -> int:
+        with self._lock, self._taken(ADDING, wait_s):
             row = self.find(key)
             if row is None:
                 count = len(self.keys)
@@ -406,11 +412,16 @@ class OffsetTable:
 
     def set_offset(self, row: int, offset: int, *, expected: int | None = None) -> bool:
         """Moves the offset of a row; False, and nothing changes, if it is not the `expected` one."""
-        with self._locked(ROWS + row):
-            if expected is not None and self.offset(row) != expected:
-                return False
-            self._write(HEADER_BYTES + row * ROW_BYTES, _OFFSET.pack(offset))
-            return True
+        at, data = HEADER_BYTES + row * ROW_BYTES, _OFFSET.pack(offset)
+        with self._lock, self._taken(ROWS + row), files.translated(self.path):
+            file = self._opened
+            while True:
+                self._changes = mine = object()
+                if expected is not None and self.offset(row) != expected:
+                    return False
+                if self._changes is mine:  # no signal handler comes between here and the call of `pwrite`
+                    os.pwrite(file.fd, data, at)
+                    return True
 
     def all_reads(self) -> list[tuple[Key, Reads]]:
         """The gets of each row that named the group, since this boot."""
@@ -431,7 +442,7 @@ class OffsetTable:
             log.warning("%s; gets of groups are not counted for %g s", error, NOT_COUNTED_S)
 
     def _count_get(self, row: int, messages: int, size_bytes: int, behind: Behind | None) -> None:
-        with self._locked(ROWS + row, COUNT_WAIT_S):
+        with self._lock, self._taken(ROWS + row, COUNT_WAIT_S):
             old = self._rows_from(row, row + 1)[0][2]
             fallen = old[3:] if behind is None else behind
             new = _READS.pack(old.gets + 1, old.messages + messages, old.bytes + size_bytes, *fallen)
@@ -453,8 +464,11 @@ class OffsetTable:
         never names messages that a power cut takes away. Raises StoreFullError, FlushFailedError; StoreIOError, after
         it wrote the file, if the table was deleted or replaced: then processes that open the store later do not see the
         offsets of this process."""
+        return undisturbed(self._save)
+
+    def _save(self) -> bool:
         parts = self._parts
-        with self._locked(SAVING):
+        with self._lock, self._taken(SAVING):
             offsets = {
                 key: offset
                 for key, offset in zip(self.keys, self.offsets(), strict=False)

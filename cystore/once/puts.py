@@ -7,6 +7,7 @@ message, and the next call finds it; a kill before it leaves nothing.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore import clock
@@ -21,6 +22,7 @@ from cystore.ha.role import role_of
 from cystore.layout import refuse_own_topic
 from cystore.system.key_lock import NameLocks
 from cystore.system.threads import os_threads
+from cystore.system.threads.reentry import undisturbed
 
 if TYPE_CHECKING:
     from cystore.once.surface import StoreOnce
@@ -106,25 +108,30 @@ def _reach(parts: Attachment, result: PutResult, flush: str | None) -> None:
         raise
 
 
-_making = os_threads.Lock()
+_making = os_threads.RLock()  # a signal handler of the same thread makes them, too
 
 
 def _locks(parts: Attachment) -> NameLocks:
     """The locks of an attachment, made at their first use."""
     found = parts.once
     if found is None:
-        with _making:
-            found = parts.once
-            if found is None:
-                found = parts.once = NameLocks(parts.root / "config" / NAME)
-                parts.at_leave.append(found.close)
+        found = undisturbed(partial(_make_locks, parts))
     assert isinstance(found, NameLocks)
     return found
 
 
+def _make_locks(parts: Attachment) -> object:
+    with _making:
+        if parts.once is None:
+            made = NameLocks(parts.root / "config" / NAME)
+            parts.at_leave.append(made.close)
+            parts.once = made
+        return parts.once
+
+
 def _forked() -> None:
     global _making
-    _making = os_threads.Lock()  # whoever held it is in the parent
+    _making = os_threads.RLock()  # whoever held it is in the parent
 
 
 os.register_at_fork(after_in_child=_forked)

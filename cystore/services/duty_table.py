@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import os
+from functools import partial
 from typing import NamedTuple
 
 from cystore import clock
@@ -19,6 +20,7 @@ from cystore._native.memory.locks import Held
 from cystore._native.record.argument_checks import choice, instance, whole
 from cystore.errors import FencedError, StoreConfigError, StoreTimeoutError
 from cystore.layout import DUTIES, DUTY_WORDS
+from cystore.system.threads.reentry import undisturbed
 
 __all__ = ["DUTIES", "Duties", "DutyRun", "Outcome"]
 
@@ -89,6 +91,9 @@ class Duties:
 
     def acquire(self, duty: str, ttl_ms: int) -> int | None:
         """A token with a lease of `ttl_ms`, or None while another process has the lease."""
+        return undisturbed(partial(self._acquire, duty, _ms("ttl_ms", ttl_ms)))
+
+    def _acquire(self, duty: str, ttl_ms: int) -> int | None:
         with self._control.held_if_free(_lock(duty)) as turn:
             if not turn.held or self._get(duty, _UNTIL) > _now_ms():
                 return None
@@ -99,6 +104,9 @@ class Duties:
 
     def release(self, duty: str, token: int) -> None:
         """Ends a lease before its time, unless another process has a newer one."""
+        undisturbed(partial(self._release, duty, _token("token", token)))
+
+    def _release(self, duty: str, token: int) -> None:
         with self._control.held_if_free(_lock(duty)) as turn:
             if turn.held and self._get(duty, _TOKEN) == token:
                 self._set(duty, _UNTIL, 0)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cystore._native.system.descriptor import ByteLock, Descriptor
 from cystore.clock import monotonic_s
-from cystore.errors import StoreTimeoutError
+from cystore.errors import StoreLockedError, StoreTimeoutError
 from cystore.system import files
 from cystore.system.threads import os_threads
 
@@ -123,14 +123,20 @@ class NameLocks:
         files.make_directory(path.parent)
         files.open_file(path, os.O_RDWR | os.O_CREAT).close()
         self._path = path
-        self._spare: list[
-            PlaceLocks
-        ] = []  # each `held` uses its own: threads with one file description would not wait for each other
+        # Each `held` uses its own: threads with one file description would not wait for each other.
+        self._spare: list[PlaceLocks] = []
+        self._owned: set[tuple[str, int]] = set()  # name and thread
 
     @contextmanager
     def held(self, name: str, wait_s: float) -> Iterator[None]:
-        """A with block under the lock of a name. Raises StoreTimeoutError after a wait of `wait_s`."""
+        """A with block under the lock of a name. Raises StoreTimeoutError after a wait of `wait_s`; StoreLockedError at
+        once in a signal handler or finalizer that interrupts such a block of its own thread."""
         place, until_s = _place(name), monotonic_s() + wait_s
+        owner = name, os_threads.native_id()
+        if owner in self._owned:
+            raise StoreLockedError(
+                f"an interrupted call of this thread holds the lock of {name!r}", path=self._path
+            )
         try:
             locks = self._spare.pop()
         except IndexError:
@@ -145,8 +151,10 @@ class NameLocks:
                     )
                 os_threads.pause(LOOK_S)
             try:
+                self._owned.add(owner)
                 yield
             finally:
+                self._owned.discard(owner)
                 locks.give(place)
         except BaseException:
             locks.close()

@@ -29,12 +29,14 @@ from cystore.errors import (
     QueuesFullError,
     StoreConfigError,
     StoreError,
+    StoreLockedError,
     StoreTimeoutError,
     TransactionError,
     shown,
 )
 from cystore.layout import FLAGS, HALF_TOPIC, OP_TOPIC
 from cystore.services.delay.transfer import Room, RoomNeededError
+from cystore.system.threads import os_threads
 from cystore.transactions.facts import LogFacts
 from cystore.transactions.half import (
     ASKED_AGAIN,
@@ -167,6 +169,7 @@ class Transactions:
         room = Room(parts.appender.policy)
         self._catch_up(parts, table)  # most of the catching up, without the lock
         while True:
+            _check_not_inside(parts, "deliver", "delivers messages or ends a transaction")
             try:
                 with parts.control.held(
                     "deliver", timeout_ms=parts.config.os_page_cache_busy_timeout_ms, busy=PageCacheBusyError
@@ -199,6 +202,7 @@ class Transactions:
         wait_ms = parts.config.os_page_cache_busy_timeout_ms
         parts.dispatcher.run_once(timeout_ms=wait_ms)
         if parts.control.dispatched < wrote:
+            _check_not_inside(parts, "dispatch", "dispatches the log, so ends of transactions may be unknown")
             raise StoreTimeoutError(
                 f"the log is dispatched up to {parts.control.dispatched}, not to {wrote}, so ends of transactions may "
                 f"be unknown: another dispatcher has been at it for {wait_ms} ms",
@@ -387,6 +391,15 @@ def _id_of(half: HalfMessage | str) -> str:
     if isinstance(half, HalfMessage):
         return half.id
     return any_text("half", half, TransactionError)
+
+
+def _check_not_inside(parts: Attachment, lock: str, what: str) -> None:
+    """Raises StoreLockedError if a signal handler interrupted a call of its own thread that has a lock."""
+    if parts.control.turn_owner(lock) == os_threads.native_id():
+        raise StoreLockedError(
+            f"an interrupted call of this thread {what}: end the transaction when the signal handler has returned",
+            path=parts.root,
+        )
 
 
 def _flush_code(parts: Attachment, flush: str | None) -> int:

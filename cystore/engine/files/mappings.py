@@ -124,9 +124,8 @@ class Mappings:
     def let_pages_go(self, current: MappedFile | None, end: int) -> None:
         """Takes the pages of all mappings out of this process's memory. Of the `current` segment it takes only those
         below the offset `end`, so that the next append meets no page fault."""
-        with self._lock:
-            files = [file for _, (file, _) in self._entries()]
-        for file in files:
+        files = [file for _, (file, _) in self._entries()]
+        for file in files:  # no lock: a signal handler of this thread may wait for a thread that needs it
             file.let_pages_go(max(0, min(file.length, end - file.base)) if file is current else file.length)
 
     def drop(self, queue: int, base: int) -> MappedFile | None:

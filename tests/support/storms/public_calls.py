@@ -13,6 +13,7 @@ import enum
 import inspect
 import itertools
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -115,8 +116,12 @@ class World:
         """The store's open files, sorted, without the spare ones of its locks of names."""
         return [one for one in descriptors() if str(self.path) in one and not one.endswith(".lock")]
 
+    def left_open(self, before: list[str]) -> list[str]:
+        """The store's files that are open now and were not before."""
+        return sorted((Counter(self.descriptors()) - Counter(before)).elements())
+
     def stop_dispatchers(self) -> None:
-        """Stops those that calls added: the store keeps a dispatcher that nobody stops."""
+        """Stops those that calls added and lost by an exception: the store keeps a dispatcher that nobody stops."""
         for one in list(self.store._attached().dispatchers.values()):
             if one is not self.dispatcher:
                 one.close()

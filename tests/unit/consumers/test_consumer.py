@@ -207,7 +207,7 @@ def test_a_queue_that_leaves_keeps_what_was_given_and_drops_what_was_not(tmp_pat
     with opened(tmp_path / "s", 6, 1) as store:
         messages = store.get("orders", 0, 0).messages
     queue = QueueInFlight(("orders", 0), 0, 0, 0)
-    queue.fetched(messages, 6)
+    queue.fetched(0, messages, 6)
     assert queue.give(1.0, lambda *_: True) is messages[0]
     queue.leave()
     assert queue.give(1.0, lambda *_: True) is None

@@ -86,7 +86,7 @@ def test_an_exception_inside_of_a_queue_in_flight_hides_no_message(tmp_path):
 
     def queue_of():
         queue = QueueInFlight(("orders", 0), 0, 0, 0)
-        queue.fetched(messages, 3)
+        queue.fetched(0, messages, 3)
         queue.give(1.0, lambda *_: True)
         return queue
 

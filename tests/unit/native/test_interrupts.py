@@ -8,13 +8,11 @@ import contextlib
 import gc
 import logging
 import os
-import sys
 import time
 
 import pytest
 
 import cystore
-from cystore.layout import MUTEX_NAMES
 from cystore.system.threads import os_threads
 from cystore.verify.verifier import verify
 from tests.support.interrupts import (
@@ -29,20 +27,15 @@ from tests.support.interrupts import (
     threads,
 )
 from tests.support.small_stores import SETTINGS, open_small
-from tests.unit.native.test_storm import calls
+from tests.support.storms.public_calls import World
+from tests.unit.native.test_storm import becomes, nobody_owns
 
 # An exception in a finalizer is only logged.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.unsanitized,  # about Python code
+    pytest.mark.usefixtures("no_frames_kept"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_frames_kept(monkeypatch):
-    """pytest's hook keeps the exception of a finalizer until the end. Its frames lead to those of the call that the
-    finalizer interrupted, and these keep what the call had: the store of an earlier test is collected anywhere."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
 def chosen(count: int, rng, most: int | None) -> list[int]:
@@ -57,37 +50,38 @@ def interrupted(place: int, call) -> None:
         happens_at(place, call, raise_interrupted)
 
 
-@pytest.mark.parametrize("most", [40, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("most", [8, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_an_exception_at_a_place_of_a_public_call_leaves_nothing(tmp_path, rng, most):
     """Seen: an exception right behind `os.open` left the descriptor open."""
     path = tmp_path / "s"
-    with open_small(path, services=(), max_queues=1000) as store:
-        made = calls(store, rng)
-        for call in made * 2:
+    interrupt_each_call(path, rng, most)
+    assert left_mapped(path) == []
+    assert not list(verify(path, cystore.StoreConfig(**SETTINGS)))
+
+
+def interrupt_each_call(path, rng, most) -> None:
+    with World(path, rng) as world:
+        store, made = world.store, world.calls_without_loops()
+        for call in [*made.values()] * 2:
             call()
         gc.collect()
-        before, threads_before = descriptors(), threads()
-        for number, call in enumerate(made):
+        before, threads_before = world.descriptors(), threads()
+        for name, call in made.items():
             for place in chosen(places_in(call), rng, most):
                 interrupted(place, call)
-                where = f"call {number}, place {place}"
+                world.stop_dispatchers()  # the test's own code may have lost one
+                where = f"{name}, place {place}"
                 assert alone_again(threads_before), where
-                if descriptors() != before:
-                    gc.collect()  # a frame of the exception may be in a cycle
-                assert descriptors() == before, where
-                assert not [name for name in MUTEX_NAMES if store._parts.control.owner(name)], where
-                assert store._parts.appender.active_calls == 0, where
+                assert becomes(lambda: world.left_open(before) == []), (where, world.left_open(before))
+                assert becomes(nobody_owns(store._parts.control)), where
+                assert becomes(lambda: store._parts.appender.active_calls == 0), where
                 assert not store._parts.appender.called_by_this_thread, where
-                assert os.listdir(path / "tmp") == [], where
+                assert becomes(lambda: os.listdir(path / "tmp") == []), where
         assert threads() <= threads_before
         assert store._parts.control.intent is None
         store.dispatch()
         offsets = [m.queue_offset for m in store.scan() if (m.topic, m.queue_id) == ("T", 0)]
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
-    del store, call, made
-    gc.collect()
-    assert left_mapped(path) == []
-    assert not list(verify(path, cystore.StoreConfig(**SETTINGS)))
 
 
 @pytest.mark.sampled(1)
