@@ -43,7 +43,7 @@ from cystore.system.threads import os_threads
 
 READER_TRIES = 20  # private recoveries of one open, while other processes come and go
 Progress = Callable[[str, int, int], None]
-_attaching: set[tuple[int, int, Path]] = set()  # (process, thread, store)
+_attaching: set[tuple[int, int, str]] = set()  # (process, thread, path of the store)
 
 
 def attach(
@@ -60,7 +60,8 @@ def attach(
     directory. An open or put of a signal handler that interrupted an attach of the same thread raises StoreLockedError:
     it would wait at the gate for that thread.
     """
-    mine = (os.getpid(), os_threads.native_id(), root)
+    # No Path: its hash is a function of Python, in which a signal handler could raise before `discard` has an effect.
+    mine = (os.getpid(), os_threads.native_id(), os.fspath(root))
     if mine in _attaching:
         raise StoreLockedError("an interrupted call of this thread attaches to the store", path=root)
     try:

@@ -8,14 +8,17 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 import time
 
 import pytest
 
 import cystore
+from cystore.attachment.attach import attach
 from cystore.system.threads import os_threads
 from cystore.verify.verifier import verify
 from tests.support.interrupts import (
+    PLACES,
     Interrupted,
     alone_again,
     descriptors,
@@ -132,6 +135,34 @@ def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most,
         assert left_mapped(path) == [], where
     with open_small(path, exclusive=True) as store:
         assert [bytes(m.body) for m in store.scan()] == [b"x"]
+
+
+def test_an_exception_where_an_attach_ends_lets_the_next_one_in(tmp_path):
+    """Seen: an exception in the hash of a path, which is a function of Python, left the mark of an attach: each later
+    open and put of the thread raised StoreLockedError."""
+    path, place = tmp_path / "s", 0
+    while True:
+        place += 1
+        left = place
+
+        def look(frame, event, argument) -> None:
+            nonlocal left
+            if event in PLACES and attach.__code__ in (frame.f_code, frame.f_back and frame.f_back.f_code):
+                left -= 1
+                if left == 0:
+                    sys.setprofile(None)
+                    raise Interrupted
+
+        with contextlib.suppress(Interrupted):
+            sys.setprofile(look)
+            try:
+                open_small(path).close()
+            finally:
+                sys.setprofile(None)
+        open_small(path).close()
+        if left > 0:
+            break
+    assert place > 4
 
 
 def refuses_every_call(store) -> None:
