@@ -1,9 +1,13 @@
-"""Goal: a run changes only its own sections of docs/benchmarks.md. Method: update a small page."""
+"""Goal: a run changes only its own sections of docs/benchmarks.md, which is a page of tables. Method: update a small
+page; read the sections of the real one."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from benchmarks.__main__ import PAGE as REAL_PAGE
 from benchmarks.suite.document import updated
 
 pytestmark = pytest.mark.unsanitized  # Python alone
@@ -59,3 +63,13 @@ def test_a_new_case_comes_last():
     page = updated(PAGE, results("wake"))
     assert page.startswith(PAGE) and page.endswith("\n## wake\n" + page.rpartition("\n## wake\n")[2])
     assert "Put of bytes; one operation is a message." in page
+
+
+def test_a_section_is_tables_behind_at_most_two_sentences():
+    """Seen: 938 lines, most of them about how a figure was found."""
+    _, *sections = REAL_PAGE.read_text().split("\n## ")
+    for section in sections:
+        name, _, text = section.partition("\n")
+        prose = [part for part in re.split(r"\n\s*\n", text.strip()) if not part.startswith(("|", "!["))]
+        sentences = re.findall(r"[.:;]\s+[A-Z]|[.:]$", " ".join(prose))
+        assert len(prose) == 1 and len(sentences) <= 2, name
