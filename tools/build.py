@@ -190,17 +190,19 @@ def drop_generated_without_source() -> None:
 def forget(variant: str, warned: list[str]) -> None:
     """Makes the next build compile the modules with warnings again: otherwise a warning would be shown only once. All
     modules, if a warning names none: it is about a file that they share."""
-    base = ROOT / "build" / ("" if variant == "inplace" else variant)
+    bases = [ROOT / "build" / ("" if variant == "inplace" else variant)]
+    if variant == "failpoints":
+        bases.append(ROOT / "build")  # modules without a failpoint are those of the build in place
     modules = [MODULE.findall(line) for line in warned]
     if all(modules):
         for name in {name for names in modules for name in names}:
             for path in (
                 ROOT / "build" / "cython" / f"{name}.c",
-                *base.glob(f"temp.*/build/cython/{name}.o"),
+                *(built for base in bases for built in base.glob(f"temp.*/build/cython/{name}.o")),
             ):
                 path.unlink(missing_ok=True)
         return
-    for path in base.glob("temp.*"):
+    for path in (temporary for base in bases for temporary in base.glob("temp.*")):
         shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(ROOT / "build" / "cython", ignore_errors=True)
 

@@ -26,7 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
-PIP_INSTALL = (str(VENV_PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check")
+# Python compiles a module when it is first imported; compiling all modules of all packages takes longer than the
+# kernels of a room.
+PIP_INSTALL = (str(VENV_PYTHON), "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check")
 LEAST_PYTHON = (3, 11)
 
 # Each target's extras in pyproject.toml; the build's own requirements are always installed with them.

@@ -118,6 +118,20 @@ def test_a_warning_costs_the_next_build_only_its_module(tmp_path, monkeypatch):
     )
 
 
+def test_a_warning_about_failpoints_costs_the_objects_of_the_build_in_place_too(tmp_path, monkeypatch):
+    """Modules without a failpoint are compiled once for both builds."""
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    objects = [
+        tmp_path / "build" / variant / "temp.linux/build/cython/cystore/_native/scan/log.o"
+        for variant in ("", "failpoints", "asan")
+    ]
+    for built in objects:
+        built.parent.mkdir(parents=True)
+        built.touch()
+    build.forget("failpoints", ["build/cython/cystore/_native/scan/log.c:1:1: warning: unused variable 'x'"])
+    assert [built.exists() for built in objects] == [False, False, True]
+
+
 def test_a_build_keeps_no_copy_of_what_was_changed_or_deleted(tmp_path):
     package = tmp_path / "cystore"
     package.mkdir()
