@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 SETUP = @$(PYTHON) tools/setup_env.py
 
-.PHONY: help build run test test-all crash ha fuzz bench bench-check lint format clean
+.PHONY: help build run quick test test-all crash ha fuzz bench bench-check lint format clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -14,6 +14,10 @@ build: ## the kernels in place, in .venv
 run: ## the main job: a Celery fleet that works on one store
 	$(SETUP) run
 	@$(VENV_PYTHON) -m celery_app
+
+quick: ## what a change most often breaks, in three minutes
+	$(SETUP) quick
+	@$(VENV_PYTHON) tools/run_tests.py quick
 
 test: ## all tests but the long ones, with the time of each group
 	@start=$$(date +%s); $(PYTHON) tools/setup_env.py test && \

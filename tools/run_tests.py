@@ -2,7 +2,8 @@
 
     python tools/run_tests.py [--all] [GROUP ...]
 
-Without --all the tests marked `slow` are left out. Exit code not 0 when a test failed, a group hung or had no test,
+Without --all the tests marked `slow` are left out. The group `quick` repeats tests of others: it runs when it is named.
+Exit code not 0 when a test failed, a group hung or had no test,
 or all were skipped.
 """
 
@@ -83,6 +84,26 @@ GROUPS = (
         "celery", 240, "celery", paths=("tests/celery", "tests/structure/test_imports.py"), workers=WAITING
     ),
     Group("spark", 180, "spark", paths=("tests/spark",), workers=2),  # each with a JVM of its own
+)
+# What a change most often breaks, for `make quick`: rules about the source, the log, the derived files, recovery, the
+# kernels, the result backend.
+QUICK = Group(
+    "quick",
+    180,
+    "not rocketmq and not spark",
+    paths=(
+        "tests/structure",
+        "tests/golden",
+        "tests/property",
+        *(f"tests/unit/{room}" for room in ("attachment", "derived", "engine", "manifest", "native")),
+        *(f"tests/unit/{room}" for room in ("reading", "recovery", "verify")),
+        "tests/crash/test_kill_places.py",
+        "tests/celery/results/test_backend.py",
+        "tests/celery/results/test_contract.py",
+    ),
+    environment={"CYSTORE_HYPOTHESIS": "quick"},
+    workers=WAITING,
+    in_memory=True,
 )
 
 
@@ -273,18 +294,19 @@ def seed_of_this_version() -> int:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Runs the tests group by group.")
-    parser.add_argument("groups", nargs="*", help=f"only these: {', '.join(group.slug for group in GROUPS)}")
+    known = (*GROUPS, QUICK)
+    parser.add_argument("groups", nargs="*", help=f"only these: {', '.join(group.slug for group in known)}")
     parser.add_argument("--all", action="store_true", help="the slow tests too, and many more examples")
     parser.add_argument(
         "--setup-seconds", type=int, default=0, help="what the set-up before took, for the table"
     )
     options = parser.parse_args(arguments)
-    unknown = set(options.groups) - {group.slug for group in GROUPS}
+    unknown = set(options.groups) - {group.slug for group in known}
     if unknown:
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
     RESULTS.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    chosen = [group for group in GROUPS if not options.groups or group.slug in options.groups]
+    chosen = [group for group in known if group.slug in options.groups] if options.groups else list(GROUPS)
     compile_tests(group for group in chosen if group.workers > 1 and not group.variant)
     setup_s = options.setup_seconds + int(time.monotonic() - begin)
     seed = int(os.environ.get("CYSTORE_SEED") or seed_of_this_version())

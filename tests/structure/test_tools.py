@@ -246,6 +246,14 @@ def test_a_group_ends_with_its_runner(tmp_path):
         os.close(tests)
 
 
+def test_the_quick_group_runs_only_when_it_is_named():
+    assert run_tests.QUICK not in run_tests.GROUPS
+    for path in run_tests.QUICK.paths:
+        assert (ROOT / path).exists(), path
+    with pytest.raises(SystemExit):
+        run_tests.main(["no-such-group"])
+
+
 def _run(folder: Path, text: str, *, everything: bool = False) -> int:
     group = replace(_group(folder, text), in_memory=True)
     return run_tests.run(group, everything=everything, seed=1).exit_code
