@@ -21,7 +21,7 @@ quick: ## what a change most often breaks, in three minutes
 
 test: ## all tests but the long ones, with the time of each group
 	@start=$$(date +%s); $(PYTHON) tools/setup_env.py test && \
-	$(VENV_PYTHON) tools/run_tests.py --setup-seconds $$(( $$(date +%s) - start ))
+	$(VENV_PYTHON) tools/run_tests.py $(ARGS) --setup-seconds $$(( $$(date +%s) - start ))
 
 test-all: ## the long tests too
 	$(SETUP) test-all

@@ -2,8 +2,9 @@
 
 CYSTORE_BUILD=asan builds with the address and undefined-behaviour sanitizers, CYSTORE_BUILD=fuzz with them and a call
 at every branch (see tools/coverage.c), CYSTORE_BUILD=failpoints with the named failpoints of the crash tests compiled
-in, CYSTORE_BUILD=metadata no kernel at all (registers the package beside kernels that are built in place). The
-CRC-32C kernel is the one of the crc32c package: its wheel ships its C sources.
+in, CYSTORE_BUILD=interpreter quickly for another Python (see tools/interpreters.py), CYSTORE_BUILD=metadata no kernel
+at all (registers the package beside kernels that are built in place). The CRC-32C kernel is the one of the crc32c
+package: its wheel ships its C sources.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Builds the kernels in place or as a variant beside it; a compiler or Cython warning from our sources fails the build.
 
-    python tools/build.py [inplace | asan | failpoints | fuzz] ...
+    python tools/build.py [inplace | asan | failpoints | fuzz | interpreter] ...
 
 Variants are whole trees under build/VARIANT/lib, so that they never meet the in-place build. `environment(variant)`
 lets a process import the tree instead of the repository.
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VARIANTS = ("asan", "failpoints", "fuzz")
+VARIANTS = ("asan", "failpoints", "fuzz", "interpreter")
 # `environment` sets these for a sanitized run; a build inside such a run must not inherit them.
 SANITIZER_VARIABLES = ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS", "PYTHONMALLOC")
 SANITIZER_FINDINGS = ROOT / "build" / "asan" / "findings"
@@ -43,18 +43,23 @@ def tree(variant: str) -> Path:
     return ROOT / "build" / variant / "lib"
 
 
-def build(variant: str = "inplace") -> Path:
-    """Builds outdated modules and returns the folder to import from. Raises BuildError."""
-    python = [sys.executable, "setup.py", "-q"]
+def build(variant: str = "inplace", *, python: str = sys.executable, packages: str = "") -> Path:
+    """Builds outdated modules and returns the folder to import from. Raises BuildError.
+
+    `python` is the interpreter for which it builds, `packages` where that one finds setuptools, Cython and crc32c if
+    it has none of its own."""
+    program = [python, "setup.py", "-q"]
     env = {name: value for name, value in os.environ.items() if name not in SANITIZER_VARIABLES}
     env.pop("CYSTORE_BUILD", None)
+    if packages:
+        env["PYTHONPATH"] = packages
     jobs = str(os.cpu_count() or 1)
     if variant == "inplace":
-        target, command = ROOT, [*python, "build_ext", "--inplace", "--parallel", jobs]
+        target, command = ROOT, [*program, "build_ext", "--inplace", "--parallel", jobs]
     elif variant in VARIANTS:
         target = tree(variant)
         env["CYSTORE_BUILD"] = variant
-        command = [*python, "build", "--parallel", jobs]
+        command = [*program, "build", "--parallel", jobs]
         command += ["--build-base", f"build/{variant}", "--build-lib", str(target.relative_to(ROOT))]
     else:
         raise BuildError(f"no build variant {variant!r}: choose inplace, {', '.join(VARIANTS)}")

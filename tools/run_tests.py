@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools import build  # noqa: E402
+from tools import build, interpreters  # noqa: E402
 from tools.memory_folder import keep, memory_folder  # noqa: E402
 from tools.processes import ends_with_us  # noqa: E402
 
@@ -144,6 +144,16 @@ def run(group: Group, *, everything: bool, seed: int) -> Outcome:
             outcome.failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
             outcome.skipped += int(suite.get("skipped", 0))
     return outcome
+
+
+def with_interpreters(seed: int) -> Outcome:
+    """The slice with other Pythons, as a group. A machine without another Python has no such tests."""
+    group = Group("interpreters", interpreters.SECONDS, "")
+    print(f"\n== {group.name}", flush=True)
+    begin, cpu_before = time.monotonic(), _cpu_seconds()
+    passed, failed = interpreters.run_all(interpreters.SECONDS, seed)
+    seconds, cpu = time.monotonic() - begin, _cpu_seconds() - cpu_before
+    return Outcome(group, seconds, 1 if failed else 0, passed + failed, failed, cpu_seconds=cpu)
 
 
 def _environment(group: Group, *, everything: bool, seed: int) -> dict[str, str]:
@@ -298,6 +308,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("groups", nargs="*", help=f"only these: {', '.join(group.slug for group in known)}")
     parser.add_argument("--all", action="store_true", help="the slow tests too, and many more examples")
     parser.add_argument(
+        "--interpreters", action="store_true", help="a slice with each other Python of this machine, too"
+    )
+    parser.add_argument(
         "--setup-seconds", type=int, default=0, help="what the set-up before took, for the table"
     )
     options = parser.parse_args(arguments)
@@ -314,6 +327,8 @@ def main(arguments: list[str]) -> int:
     for group in chosen:
         print(f"\n== {group.name}", flush=True)
         outcomes.append(run(group, everything=options.all, seed=seed))
+    if options.interpreters:
+        outcomes.append(with_interpreters(seed))
     print(f"\n{table(outcomes, everything=options.all, setup_s=setup_s)}\nseed: CYSTORE_SEED={seed}")
     print(f"==== {last_line(outcomes)} ====")
     good = all(outcome.good for outcome in outcomes) and any(outcome.passed for outcome in outcomes)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import configparser
 import contextlib
 import io
+import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -24,6 +26,7 @@ import pytest
 from cystore import StoreConfig
 from cystore.cli import main
 from tests.structure.sources import ROOT, files, name_of
+from tools import build, run_tests
 
 DOCUMENTS = files(".md")
 FENCE = re.compile(r"^(```+)\s*(\w*)\s*$")
@@ -66,9 +69,19 @@ def blocks(text: str) -> list[Block]:
 def _run(document: str, sources: list[Block], folder: Path) -> subprocess.CompletedProcess[str]:
     given = json.dumps([document, [[block.line, block.source] for block in sources]])
     return subprocess.run(
-        [sys.executable, "-c", RUNNER, given],
+        [
+            os.environ.get("DOCS_PYTHON", sys.executable),
+            "-c",
+            RUNNER,
+            given,
+        ],  # another one: tools/interpreters.py
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder), "TMPDIR": str(folder)},
+        env={
+            "PYTHONPATH": os.environ.get("DOCS_PYTHONPATH", str(ROOT)),
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+        },
         text=True,
         capture_output=True,
         timeout=120,
@@ -110,6 +123,7 @@ def test_a_block_that_fails_is_seen(tmp_path):
 
 
 SHELL = ("sh", "bash", "console", "shell")
+OUR_PACKAGES = ("benchmarks", "cystore", "tests", "tools")
 GROUPS = ("topics", "quarantine", "ha")  # commands of `cystore` with commands of their own
 
 
@@ -139,7 +153,24 @@ def _commands() -> list[tuple[str, ...]]:
             found |= {("make", word) for word in words[1:] if re.fullmatch(r"[a-z-]+", word)}
         elif words[:2] == ["python", "-m"]:
             found.add(("python", words[2]))
+        elif words and words[-1] == "&":
+            found |= _of_a_clone(words[:-1])
+        else:
+            found |= _of_a_clone(words)
     return sorted(found)
+
+
+def _of_a_clone(words: list[str]) -> set[tuple[str, ...]]:
+    """A command of a clone's own Python, behind assignments to the environment: a module, a tool with its words, the
+    files that pytest gets."""
+    words = list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words))
+    if words[:1] != [".venv/bin/python"] or len(words) < 2:
+        return set()
+    if words[1] != "-m":
+        return {("tool", words[1], *(word for word in words[2:] if not word.startswith("-")))}
+    if words[2] == "pytest":
+        return {("pytest", word) for word in words[3:] if word.startswith("tests/")}
+    return {("python", words[2])} if words[2].split(".")[0] in OUR_PACKAGES else set()
 
 
 def _help(*command: str) -> str:
@@ -160,6 +191,20 @@ def test_commands_are_found_with_their_options(tmp_path):
     assert ("cystore", "topics", "delete") in _commands()
 
 
+TOOLS = {
+    "tools/build.py": {"inplace", *build.VARIANTS},
+    "tools/run_tests.py": {group.slug for group in (*run_tests.GROUPS, run_tests.QUICK)},
+}
+
+
+def test_the_commands_of_a_clone_are_found():
+    known = set(_commands())
+    assert {("tool", "tools/build.py", "inplace"), ("pytest", "tests/unit/engine/test_append.py")} <= known
+    assert _of_a_clone(["A=1", ".venv/bin/python", "tools/run_tests.py", "--all", "gone"]) == {
+        ("tool", "tools/run_tests.py", "gone")
+    }
+
+
 @pytest.mark.parametrize("command", _commands(), ids=" ".join)
 def test_every_command_in_the_documents_exists(command):
     tool, *words = command
@@ -168,6 +213,14 @@ def test_every_command_in_the_documents_exists(command):
             ["make", "-n", *words], cwd=ROOT, text=True, capture_output=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+    elif tool == "tool":
+        script = ROOT / words[0]
+        known = TOOLS.get(words[0])
+        assert script.exists() or not words[0].startswith("tools/")  # else it is the reader's own program
+        assert known is None or set(words[1:]) <= known, known
+    elif tool == "pytest":
+        assert (ROOT / words[0].partition("::")[0]).exists()
+        assert not missing_tests(f"`{words[0]}`")
     elif tool == "python":
         path = ROOT.joinpath(*words[0].split("."))
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import GROUP_OF_FOLDER
 from tests.structure.sources import ROOT
-from tools import build, memory_folder, redis_server, run_tests
+from tools import build, interpreters, memory_folder, redis_server, run_tests
 
 needs_redis = pytest.mark.skipif(redis_server.find_executable() is None, reason="no redis-server to start")
 
@@ -338,3 +338,59 @@ def test_the_same_files_get_the_same_seed_of_the_tests(tmp_path, monkeypatch):
     first, changed, again = commit("one"), commit("two"), commit("one")
     assert first == again != changed
     assert 0 <= first < 2**32
+
+
+def _program(folder: Path, name: str, does: str) -> None:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+
+
+def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, str]) -> None:
+    """A machine on which only these programs are."""
+    for name, does in told.items():
+        _program(tmp_path / "bin", name, does)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+
+
+def test_other_pythons_are_found_and_shims_that_lead_nowhere_are_not(tmp_path, monkeypatch):
+    (tmp_path / "pyenv" / "versions" / "3.18.1").mkdir(parents=True)
+    _program(tmp_path / "pyenv" / "versions" / "3.18.1" / "bin", "python3.18", "echo '[[3, 18], true, true]'")
+    own = f"python3.{sys.version_info[1]}"
+    programs = {
+        own: f"exec {sys.executable} \"$@\"", "python3.18": "echo no such version; exit 127",
+        "python3.17": "echo '[[3, 17], false, true]'", "python3.19": "echo '[[3, 19], true, false]'",
+        "python3.10": "echo '[[3, 10], true, true]'",
+    }  # fmt: skip
+    _machine(tmp_path, monkeypatch, programs)
+    assert [(one.version, one.has_headers) for one in interpreters.found()] == [
+        ((3, 17), False),
+        ((3, 18), True),
+    ]
+
+
+def test_a_python_that_is_missing_or_cannot_be_compiled_for_fails_nothing(tmp_path, monkeypatch, capsys):
+    _machine(tmp_path, monkeypatch, {})
+    assert interpreters.run_all(60, seed=1) == (0, 0)
+    assert "no other CPython" in capsys.readouterr().out
+    _machine(tmp_path, monkeypatch, {"python3.17": "echo '[[3, 17], false, true]'"})
+    assert interpreters.run_all(60, seed=1) == (0, 0)
+    assert "has no headers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("minor", "counted"), [(12, (0, 1)), (19, (0, 0))])
+def test_a_slice_that_fails_counts_for_supported_versions(tmp_path, monkeypatch, capsys, minor, counted):
+    """The program is no Python: it builds nothing."""
+    _machine(tmp_path, monkeypatch, {f"python3.{minor}": f"echo '[[3, {minor}], true, true]'; test $# = 2"})
+    assert interpreters.run_all(60, seed=1) == counted
+    assert f"Python 3.{minor} FAILED" in capsys.readouterr().out
+
+
+def test_no_python_begins_when_the_time_is_over(tmp_path, monkeypatch, capsys):
+    fails = "test $# = 2"
+    programs = {f"python3.{minor}": f"echo '[[3, {minor}], true, true]'; {fails}" for minor in (12, 13)}
+    _machine(tmp_path, monkeypatch, programs)
+    assert interpreters.run_all(0, seed=1) == (0, 1), "one is tried all the same"
+    assert "Python 3.12 not tried" in capsys.readouterr().out
