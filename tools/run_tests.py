@@ -85,8 +85,8 @@ GROUPS = (
     ),
     Group("spark", 180, "spark", paths=("tests/spark",), workers=2),  # each with a JVM of its own
 )
-# What a change most often breaks, for `make quick`: rules about the source, the log, the derived files, recovery, the
-# kernels, the result backend.
+# The tests that a change most often breaks, for `make quick`: rules about the source, the log, the derived files,
+# recovery, the kernels, the result backend.
 QUICK = Group(
     "quick",
     180,
