@@ -39,7 +39,14 @@ GROUP_OF_FOLDER = {
     "structure": "structure",
 }
 
-hypothesis.settings.register_profile("cystore", deadline=None, print_blob=True, max_examples=25)
+# No test fails because the machine is busy: neither an example nor the making of examples has a time.
+hypothesis.settings.register_profile(
+    "cystore",
+    deadline=None,
+    print_blob=True,
+    max_examples=25,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.register_profile(
     "quick", parent=hypothesis.settings.get_profile("cystore"), max_examples=6
 )

@@ -321,7 +321,7 @@ def test_the_caller_publishes_when_its_own_disk_has_more(master, peers):
     thread.start()
     master.flush()
     peers.ringing.send(b"!")
-    thread.join(10)
+    thread.join(100)
     ended = not thread.is_alive()
     peers.slave.close()  # ends it in any case
     thread.join()

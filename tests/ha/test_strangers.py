@@ -314,7 +314,7 @@ def test_a_flood_of_strangers_keeps_no_slave_out_and_fills_no_log(tmp_path, port
         finally:
             ended.set()
             for thread in threads:
-                thread.join(20)
+                thread.join(100)
     assert sum(counts) > 10
     told = [one for one in caplog.records if "closed the connection of" in one.getMessage()]
     assert len(told) <= 8, "two kinds in each of two minutes, and the slave's own"

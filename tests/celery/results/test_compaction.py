@@ -50,7 +50,7 @@ def test_the_state_outlives_its_segments(backend):
         clean(backend)
         assert backend.store.query("celery_results", done) == []
         result = backend.app.AsyncResult(done)
-        assert (result.state, result.get(timeout=5)) == (states.SUCCESS, {"answer": 42})
+        assert (result.state, result.get(timeout=60)) == (states.SUCCESS, {"answer": 42})
         assert isinstance(backend.app.AsyncResult(failed).result, KeyError)
         assert backend.app.AsyncResult(revoked).state == states.REVOKED
         assert backend.app.AsyncResult(started).state == states.STARTED
@@ -77,7 +77,7 @@ def test_a_success_stays(backend, cleans):
         backend.store_result(task_id, result, state)
         if number in cleans:
             clean(backend)
-    assert backend.app.AsyncResult(task_id).get(timeout=5) == {"first": 1}
+    assert backend.app.AsyncResult(task_id).get(timeout=60) == {"first": 1}
 
 
 def test_result_expires_bounds_it(tmp_path, monkeypatch):

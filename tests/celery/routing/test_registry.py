@@ -210,7 +210,7 @@ def test_without_a_registry_the_ticks_go_to_the_store_of_the_worker(url, hourly)
     queue = queues.own_queue(queues.queue_of_store(store_id_of(app.backend.store)))
     assert fan_out(app) == len(ALL)
     with app.connection_for_read() as connection, connection.SimpleQueue(queue) as simple:
-        names = {simple.get(timeout=1).headers["task"] for _ in ALL}
+        names = {simple.get(timeout=60).headers["task"] for _ in ALL}
     assert names == {duty.task for duty in ALL.values()}
     for duty in ALL.values():
         duty_runs.run(app, duty)

@@ -193,7 +193,7 @@ def answering(app: Celery, store: cystore.MessageStore, redis: Redis) -> Iterato
                 thread.stop()
             service.end()
             for thread in threads:
-                thread.join(10)
+                thread.join(100)
             service.close()
 
 

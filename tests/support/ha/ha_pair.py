@@ -12,7 +12,7 @@ from typing import Any
 import cystore
 from tests.support.small_stores import LOG_BYTES, SETTINGS
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 SLICE_S = 0.01
 QUICK: dict[str, Any] = {"ha_send_heartbeat_interval_ms": 200}
 
