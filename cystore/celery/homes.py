@@ -121,6 +121,11 @@ def log_entry_of(backend: CystoreBackend, task_id: str) -> tuple[bool, str | Non
     return _event_home(found, task_id)
 
 
+def is_logged(backend: CystoreBackend, task_id: str) -> bool:
+    """Whether the lifecycle log has anything of a task."""
+    return bool(backend.store.query(EVENTS, records.key_of(task_id), 1))
+
+
 def log_entries_of(backend: CystoreBackend, task_ids: Iterable[str]) -> dict[str, tuple[bool, str | None]]:
     """`log_entry_of` for many tasks, with one look at the store."""
     keys = {records.key_of(task_id): task_id for task_id in task_ids}
@@ -144,6 +149,8 @@ def _event_home(found: Iterable[Message], task_id: str) -> tuple[bool, str | Non
 def sent_to(backend: CystoreBackend, task_id: str) -> str | None:
     """The other home of a task, as far as this process remembers: it sent the task there, or the home has answered
     for it."""
+    if not _foreign.data:  # nearly every process
+        return None
     found: str | None = _foreign.get((backend.location.path, task_id))
     return found
 

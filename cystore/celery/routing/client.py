@@ -50,6 +50,7 @@ class RemoteReader:
         self._backend = backend
         self._lines: list[lists.Line] = []
         self._signs: tuple[float, list[str], list[str]] = (0.0, [], [])  # until when, homes, silent homes
+        self._alone_until = 0.0  # no other home until then, by these signs
         self._as_of: dict[str, int] = {}  # silent homes whose replica answered, and its newest record
         self._one_at_a_time = threading.Lock()  # for threads that look whether there are other homes
         self._silent_due = 0.0  # the next look for homes that are silent
@@ -222,11 +223,17 @@ class RemoteReader:
                 self._as_of.pop(name, None)
         own = homes.own_id(self._backend)
         named = [self._backend.home] if self._backend.home else []
-        return [name for name in dict.fromkeys([*named, *self._signs[1]]) if name != own]
+        found = [name for name in dict.fromkeys([*named, *self._signs[1]]) if name != own]
+        self._alone_until = 0.0 if found or self._signs[2] else self._signs[0]
+        return found
+
+    def is_alone(self) -> bool:
+        """Whether the last look, not long ago, found no other home, and no replica of a silent one. Asks nobody."""
+        return monotonic_s() < self._alone_until
 
     def forget_signs(self) -> None:
         """The next look asks which homes there are."""
-        self._signs = (0.0, [], [])
+        self._signs, self._alone_until = (0.0, [], []), 0.0
 
     def away(self, home: str, why: str, asked_s: float) -> homes.HomeAwayError:
         """The error for a home that did not answer; without `home`, for an unknown one."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from celery import states
 from celery.exceptions import ImproperlyConfigured
 from celery.result import result_from_tuple
-from celery.utils.functional import LRUCache
 from kombu.exceptions import DecodeError
 from vine import promise
 
@@ -103,9 +102,9 @@ class Elsewhere:
     def __init__(self, backend: CystoreBackend) -> None:
         self._backend = backend
         self._reader: RemoteReader | None = None
-        self._not_in_log: LRUCache = LRUCache(
-            limit=LOOKED_AT
-        )  # ids without another home in the log, and until when that holds
+        self._has_reader = True  # False once it is known that this app has no Redis for this
+        # Ids without another home in the log, and until when that holds. Only a few are remembered.
+        self._not_in_log: dict[str, float] = {}
 
     def after_fork(self) -> None:
         """Called in a child, which has no connections."""
@@ -115,8 +114,9 @@ class Elsewhere:
     def reader(self) -> RemoteReader | None:
         """None without a Redis for this. Raises ImproperlyConfigured."""
         if self._reader is None:
-            location = reader_of(self._backend)
+            location = reader_of(self._backend) if self._has_reader else None
             if location is None:
+                self._has_reader = False
                 return None
             try:
                 from cystore.celery.routing.client import RemoteReader
@@ -153,6 +153,8 @@ class Elsewhere:
         for task_id, (known, home) in homes.log_entries_of(backend, asked).items() if asked else ():
             found[task_id] = home
             if home is None:  # rarely, because a program that polls a task's state pays for this
+                if len(self._not_in_log) >= LOOKED_AT:
+                    self._not_in_log.clear()
                 self._not_in_log[task_id] = now + NOT_IN_LOG_S
                 if not known:
                     unknown.append(task_id)
@@ -163,7 +165,23 @@ class Elsewhere:
     def find(self, task_id: str, topic: str = records.RESULTS) -> dict[str, Any] | None:
         """Another home's result for an id that this store does not have: its meta, or the saved group. None if no home
         has any. Raises ResultsElsewhereError if no home can be asked, or if a home does not answer."""
-        return self.find_all([task_id], topic).get(task_id)
+        return self.find_all([task_id], topic).get(task_id) if self._may_have(task_id) else None
+
+    def _may_have(self, task_id: str) -> bool:
+        """Whether `find_all` has to look for an id. For nearly all ids of a host without others it has not, which one
+        look at the log tells: no other home is known for the id, and there is no other home that could be asked."""
+        backend = self._backend
+        if backend.location.reader or not backend.location.path or homes.sent_to(backend, task_id) is not None:
+            return True
+        if task_id in self._not_in_log and monotonic_s() < self._not_in_log.get(task_id, 0.0):
+            return False
+        return not self._is_alone() or homes.is_logged(backend, task_id)
+
+    def _is_alone(self) -> bool:
+        """Whether it is known that there is no other home. Asks nobody."""
+        if not self._has_reader:
+            return True
+        return self._reader is not None and self._reader.is_alone()
 
     def find_all(self, task_ids: Iterable[str], topic: str = records.RESULTS) -> dict[str, dict[str, Any]]:
         """The same for many ids, in as few requests as possible."""
