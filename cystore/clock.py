@@ -19,6 +19,11 @@ def now_ms(of: Control | None = None) -> int:
     return time.time_ns() // 1_000_000 if of is None else store_clock.now_ms(of)
 
 
+def now_us() -> int:
+    """The wall clock, µs since the epoch."""
+    return time.time_ns() // 1_000
+
+
 def expiry_ms(of: Control) -> int:
     """The time by which a store deletes: no later than `now_ms`, and never by a first look at the clock alone."""
     return store_clock.expiry_ms(of)

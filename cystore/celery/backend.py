@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -57,6 +58,7 @@ from cystore.celery.stores import (
     shown,
 )
 from cystore.celery.versions import decompress_payload
+from cystore.clock import now_us
 from cystore.system.links import real_path
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ SAFE_TO_RETRY = (StoreFullError, PageCacheBusyError, StoreNotWritableError, Flus
 
 log = logging.getLogger("cystore.celery")
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MANY = 10_000  # ids of one look; their records are in memory at the same time
 RECORD_ROOM = 64 * 1024  # for the parts of a record beside its body, and for its segment's end
 
@@ -111,7 +114,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             _checked.add(self.location.path)
         self._opened: weakref.ref[MessageStore] | None = None  # the store that this backend found last
         self._thread = weakref.ref(threading.current_thread())  # Celery makes a backend for each thread
-        self._limit_bytes = 0  # the limit of a record in that store
+        # The most bytes of a record in that store. Without a store on this host, the limit of the default settings.
+        self._limit_bytes = 0 if self.location.path else _largest_bytes(StoreConfig.from_mapping(DEFAULTS))
         self.result_consumer = ResultConsumer(
             self, self.app, self.accept, self._pending_results, self._pending_messages
         )
@@ -121,6 +125,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         if self.location.reader:
             reader_of(self)  # reports an invalid URL now, and not at the first look
         self._redaction = Redaction.of(conf, self.app)
+        self._zone: Any = None  # the app's time zone; the settings are read with the first result
+        self._extended = False
         _backends.add(self)
         if self.location.path and self.is_own:
             recorder.install(self.app, self.location)
@@ -238,18 +244,58 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             traceback = self._redaction.text(traceback) if isinstance(traceback, str) else traceback
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = str(task_id)
-        name = getattr(request, "task", None)
+        name = part = also = None
+        if request is not None:
+            name = getattr(request, "task", None)
+            if state == states.SUCCESS:
+                also = getattr(request, "cystore_once_key", None)
         if "args" in meta:  # with result_extended
             meta["args"], meta["kwargs"] = self._redaction.values(name or "", meta["args"], meta["kwargs"])
-        also = getattr(request, "cystore_once_key", None) if state == states.SUCCESS else None
-        with back_to_the_broker(self.app, self.location.path, request):  # the store may be opened here
-            part = self.chords.part_with(task_id, request, state, result)
-            limit_bytes = self._record_limit_bytes()
-            body = encode_meta(meta, self.encode, self.prepare_exception, name=name, limit_bytes=limit_bytes)
+        try:
+            if self.location.path:
+                _ = self.store  # it may be opened here, which finds the limit
+            if getattr(request, "chord", None):
+                part = self.chords.part_with(task_id, request, state, result)
+            body = encode_meta(
+                meta, self.encode, self.prepare_exception, name=name, limit_bytes=self._limit_bytes
+            )
             self._append(
                 records.RESULTS, task_id, body, tag=state, name=name, request=request, part=part, also=also
             )
+        except StoreError as error:
+            back_to_the_broker(error, self.app, self.location.path, request)
+            raise
         return given
+
+    def _get_result_meta(
+        self, result: Any, state: str, traceback: Any, request: Any, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Celery's meta of a result. Celery looks at the settings for each result; without `result_extended`, which
+        adds fields, only the time zone matters."""
+        if self._zone is None:
+            self._extended = bool(self.app.conf.find_value_for_key("extended", "result"))
+            self._zone = self.app.timezone  # last: another thread that sees it sees both
+        if self._extended or args or kwargs:
+            extended: dict[str, Any] = super()._get_result_meta(
+                result, state, traceback, request, *args, **kwargs
+            )
+            return extended
+        done = None
+        if state in states.READY_STATES:
+            done = (EPOCH + timedelta(microseconds=now_us())).astimezone(self._zone).isoformat()
+        meta = {
+            "status": state,
+            "result": result,
+            "traceback": traceback,
+            "children": self.current_task_children(request),
+            "date_done": done,
+        }
+        if request is not None:
+            if group := getattr(request, "group", None):
+                meta["group_id"] = group
+            if parent := getattr(request, "parent_id", None):
+                meta["parent_id"] = parent
+        return meta
 
     def redacted(self, state: str, result: Any) -> Any:
         """A result as it may be stored: the texts of a failure have no values that the app wants to be hidden."""
@@ -258,13 +304,6 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     def hides_call(self, call: Any) -> bool:
         """Whether a signature has something that the app wants to be hidden."""
         return self._redaction.hides_call(call)
-
-    def _record_limit_bytes(self) -> int:
-        """The most bytes of a record. Without a store on this host, the limit of the default settings."""
-        if not self.location.path:
-            return _largest_bytes(StoreConfig.from_mapping(DEFAULTS))
-        _ = self.store  # finds the limit when it opens
-        return self._limit_bytes
 
     def _forget(self, task_id: str) -> None:
         home = self.elsewhere.home_of(task_id)
@@ -318,7 +357,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             "tags": tag,
             "properties": properties,
         }
-        home = homes.home_of(self, request)
+        home = homes.given_home(self, request)
         if part is None:
             homes.put(self, home, [record])
         else:

@@ -91,17 +91,28 @@ def setting(app: Any) -> str | None:
 
 def home_of(backend: CystoreBackend, request: Any = None) -> str:
     """The home for records and messages of `request` (or else the current task). Raises ImproperlyConfigured."""
-    found = _at.get() or getattr(request, HOME, None)
+    return given_home(backend, request) or own_home(backend)
+
+
+def given_home(backend: CystoreBackend, request: Any = None) -> str | None:
+    """The home that is named for `request` (or else the current task); None: this process's store is the home."""
+    found = _at.get() or (None if request is None else getattr(request, HOME, None))
     if found is None:
         task = get_current_task()
-        found = (task is not None and getattr(task.request, HOME, None)) or backend.home or own_id(backend)
+        found = (task is not None and getattr(task.request, HOME, None)) or backend.home
+    return None if not found else str(found)
+
+
+def own_home(backend: CystoreBackend) -> str:
+    """`own_id`. Raises ImproperlyConfigured without a store."""
+    found = own_id(backend)
     if not found:
         raise ImproperlyConfigured(
             f"this process has no store (its result_backend is {backend.as_uri()!r}): the setting {HOME} must "
             "name the store "
             f"that keeps its results, by the id in that store's file config/storeId"
         )
-    return str(found)
+    return found
 
 
 def is_home_of(backend: CystoreBackend, task_id: str) -> bool:
@@ -292,16 +303,24 @@ def _current_backend() -> Any:
 
 
 def put(
-    backend: CystoreBackend, home: str, fields: Sequence[dict[str, Any]], *, flush: str | None = None
+    backend: CystoreBackend, home: str | None, fields: Sequence[dict[str, Any]], *, flush: str | None = None
 ) -> None:
-    """Appends records (keyword arguments of `Message`) in order to their home: here, or through the broker. A replica
-    of the home on this host takes no records: the master gets them. Raises StoreIsSlaveError in a replica that does not
-    know its home yet."""
-    if backend.location.path and home == own_id(backend):
-        store = backend.store_to_write
-        if not is_replica(store) or not has_home(store):
-            _append(store, fields, flush)
-            return
+    """Appends records (keyword arguments of `Message`) in order to their home: here, or through the broker. None is
+    this process's store. A replica of the home on this host takes no records: the master gets them. Raises
+    StoreIsSlaveError in a replica that does not know its home yet."""
+    if backend.location.path:
+        store = backend.store
+        own = known_home_of(store)
+        if home is None or home == own:
+            home = own
+            try:
+                _append(backend.store_to_write if store.config.read_only else store, fields, flush)
+                return
+            except StoreError as error:
+                if getattr(error, "results", None) or not (is_replica(store) and has_home(store)):
+                    raise
+    elif home is None:
+        home = own_home(backend)
     send_id, sent_ms = uuid.uuid4().hex, str(clock.now_ms())
     listed = [
         {
@@ -332,9 +351,9 @@ def _safe(store: MessageStore, flush: str | None) -> str | None:
 
 def _append(store: MessageStore, fields: Sequence[dict[str, Any]], flush: str | None) -> None:
     flush = _safe(store, flush)
-    if greenlets.in_use() and (
-        len(fields) > 1 or flush == "replicated" or "sync" in (flush, store.config.flush_disk_type)
-    ):
+    if not greenlets.in_use():
+        _append_now(store, fields, flush)
+    elif len(fields) > 1 or flush == "replicated" or "sync" in (flush, store.config.flush_disk_type):
         greenlets.off_the_hub(_append_now, store, fields, flush)
     else:
         greenlets.append(partial(_append_now, store, fields, flush))
@@ -347,7 +366,12 @@ def _append_now(
     busy_timeout_ms: int | None = None,
 ) -> None:
     if len(fields) == 1:
-        store.put(**fields[0], flush=flush, busy_timeout_ms=busy_timeout_ms)
+        one = fields[0]
+        # Topic and body by position: only such a call goes straight into the kernel.
+        store.put(
+            one["topic"], one["body"], queue_id=one["queue_id"], keys=one["keys"], tags=one["tags"],
+            properties=one["properties"], flush=flush, busy_timeout_ms=busy_timeout_ms,
+        )  # fmt: skip
     else:
         store.put_many([Message(**one) for one in fields], flush=flush)
     _wake(store, fields)

@@ -15,6 +15,7 @@ from cystore.errors import StoreConfigError
 
 WAIT_SLICE_S = 0.25
 KEY_SLICE_S = 1.0  # a handle notices within this time that its directory was moved or replaced
+WAKE_LOOK_MS = 20  # a wake looks at the store's place itself after this time without another look
 # A number of `key_seen`: the key's word, and above it how often the handle followed its path.
 FOLLOWED_SHIFT = 32
 WORD_MAX = (1 << FOLLOWED_SHIFT) - 1
@@ -130,7 +131,11 @@ class StoreWaits(ABC):
     def wake_key(self, key: str) -> None:
         """Wakes the waiters for a key. An append does not do so by itself: call this after a put that others wait
         for."""
-        self._writable().control.wake_key(_hash(key))
+        parts = self._attached()
+        if parts.appender is None or parts.control.place_age_ms >= WAKE_LOOK_MS:
+            parts = self._writable()
+            parts.control.place_seen()
+        parts.control.wake_key(_hash(key))
 
 
 def _hash(key: str) -> int:

@@ -210,6 +210,12 @@ cdef class Control(ControlFields):
             raise StoreClosedError("the store is closed")
         return clock_coarse_ms() - load_i64(&self.place_ms) >= PLACE_LOOK_MS
 
+    @property
+    def place_age_ms(self):
+        """The age of the last look at the path. The clock is coarse: it moves each few milliseconds."""
+        self.checked()
+        return clock_coarse_ms() - load_i64(&self.place_ms)
+
     def place_seen(self):
         """The path leads to this store's directory now: no call looks again for PLACE_LOOK_MS."""
         self.checked()

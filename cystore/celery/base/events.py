@@ -173,11 +173,10 @@ def is_in_canvas(
 
 def body_of(details: Mapping[str, Any]) -> bytes:
     """The body of an event; values None, False and "" are left out."""
-    fields = {"v": VERSION} | {
-        name: value
-        for name, value in details.items()
-        if value is not None and value is not False and value != ""
-    }
+    fields: dict[str, Any] = {"v": VERSION}
+    for name, value in details.items():
+        if value is not None and value is not False and value != "":
+            fields[name] = value
     return _encode(fields).encode()
 
 

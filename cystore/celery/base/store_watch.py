@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -107,31 +106,26 @@ def handed_over(path: str) -> bool:
         return False
 
 
-@contextmanager
-def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
-    """Wraps the storing of a task's state. If the store is away, or its replicas do not get the state, the worker's
-    task is rejected and its message goes back."""
-    try:
-        yield
-    except StoreError as error:
-        ran_here = (
-            request is not None
-            and getattr(app.loader, "worker_initialized", False)
-            and not getattr(request, "is_eager", False)
-        )
-        if ran_here and isinstance(error, StoreFullError):
-            _no_space(app, path, request, error)
-            raise
-        unreplicated = isinstance(error, (NotAcknowledgingError, FlushSlaveTimeoutError))
-        if not ran_here or (away(path) is None and not unreplicated):
-            raise
-        fate = (
-            "its message goes back to the broker" if _is_late(app, request) else "it was acknowledged early"
-        )
-        log.error("the state of task %s cannot be stored, %s: %s", request.id, fate, error)
-        if in_pool() or state.should_stop is None:
-            raise Reject(error, requeue=True) from error
-        raise
+def back_to_the_broker(error: StoreError, app: Any, path: str, request: Any) -> None:
+    """Call it when the state of a task cannot be stored, before the error is raised again. If the store is away, or its
+    replicas do not get the state, the worker's task is rejected and its message goes back: raises Reject instead."""
+    ran_here = (
+        request is not None
+        and getattr(app.loader, "worker_initialized", False)
+        and not getattr(request, "is_eager", False)
+    )
+    if not ran_here:
+        return
+    if isinstance(error, StoreFullError):
+        _no_space(app, path, request, error)
+        return
+    unreplicated = isinstance(error, (NotAcknowledgingError, FlushSlaveTimeoutError))
+    if away(path) is None and not unreplicated:
+        return
+    fate = "its message goes back to the broker" if _is_late(app, request) else "it was acknowledged early"
+    log.error("the state of task %s cannot be stored, %s: %s", request.id, fate, error)
+    if in_pool() or state.should_stop is None:
+        raise Reject(error, requeue=True) from error
 
 
 def _no_space(app: Any, path: str, request: Any, error: StoreFullError) -> None:

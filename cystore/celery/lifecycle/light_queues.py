@@ -83,6 +83,13 @@ class LightQueues:
                 found.append(name)
         return found
 
+    def stays(self, names: Sequence[str], worker: Any) -> bool:
+        """Whether `of` gives these names for each later event of the worker, of a task that stands alone. A queue that
+        is there stays; one that is not there may be made by another process."""
+        if not self._enabled or not worker:
+            return True
+        return bool(names) and self._there.issuperset(names)
+
     def there(self, store: MessageStore, names: Sequence[str]) -> Sequence[str]:
         """Those of the queues that the store has: it never refuses them."""
         return [name for name in names if self._is_there(store, name)]

@@ -77,6 +77,9 @@ class Lifecycle:
         self._store: MessageStore | None = None  # the store that `open_shared` returned
         self._followed = -1  # of that store, when its light queues were looked at
         self._places: dict[str | None, tuple[int, dict[str, str]]] = {}  # task name: its queue and property
+        # By task name and worker: queue and properties, light queue included, of the events of tasks that stand alone.
+        self._ready: dict[tuple[str | None, str | None], tuple[int, dict[str, str]]] = {}
+        self._busy_ms: int | None = 0  # the wait for an append lock in this process; 0: not looked yet
         self._untold = 0  # lost events that were not reported yet
         self._paused_until = 0.0
         self._began: dict[str, float] = {}  # task id: when its code began in this process
@@ -99,38 +102,59 @@ class Lifecycle:
             self._followed = -1
         if store.followed != self._followed:
             self._followed = store.followed
-            self._light.forget()
+            self._forget_queues()
         if details.get("home") is not None and details["home"] == known_home_of(store):
             del details["home"]
-        queue_id, properties = self._places.get(name) or self._place(name)
         body = events.body_of(details)
         if self.keeps_messages:
             body = payload.within(body, details, store.config.max_message_size_bytes, events.body_of)
-        light = self._light.of(
-            store, task_id, root_id, details.get("parent_id"), group_id, details.get("worker")
-        )
-        put = partial(
-            store.put,
-            events.EVENTS,
-            body,
-            queue_id=queue_id,
-            keys=events.keys_of(task_id, root_id, group_id),
-            tags=event,
-            flush="async",
-        )
-        busy_ms = None if in_pool() else BUSY_MS
-        try:
-            greenlets.append(partial(put, properties=_with_light(properties, light)), busy_ms)
-        except StoreFullError:  # perhaps only for another queue
-            there = self._light.there(store, light)
-            if len(there) == len(light):
-                raise
-            greenlets.append(partial(put, properties=_with_light(properties, there)), busy_ms)
+        worker, parent_id = details.get("worker"), details.get("parent_id")
+        if worker is not None and type(worker) is not str:
+            worker = None
+        stands_alone = not (parent_id or group_id or (root_id and root_id != task_id))  # nearly every task
+        ready = self._ready.get((name, worker)) if stands_alone else None
+        if ready is not None:
+            self._put(store, event, body, ready[0], (records.key_of(task_id),) if task_id else (), ready[1])
+        else:
+            light = self._light.of(store, task_id, root_id, parent_id, group_id, worker)
+            queue_id, properties = self._places.get(name) or self._place(name)
+            ready = queue_id, _with_light(properties, light)
+            if stands_alone and self._light.stays(light, worker):
+                if len(self._ready) >= NAMES_KEPT:
+                    self._ready.clear()
+                self._ready[name, worker] = ready
+            keys = events.keys_of(task_id, root_id, group_id)
+            try:
+                self._put(store, event, body, queue_id, keys, ready[1])
+            except StoreFullError:  # perhaps only for another queue
+                there = self._light.there(store, light)
+                if len(there) == len(light):
+                    raise
+                self._put(store, event, body, queue_id, keys, _with_light(properties, there))
         if self._untold:
             log.warning(
                 "%s: the lifecycle log works again; %d events are missing", self.location.path, self._untold
             )
             self._untold, self._paused_until = 0, 0.0
+
+    def _put(
+        self, store: MessageStore, event: str, body: bytes, queue_id: int, keys: tuple[str, ...],
+        properties: dict[str, str]
+    ) -> None:  # fmt: skip
+        busy_ms = self._busy_ms
+        if busy_ms == 0:
+            busy_ms = self._busy_ms = None if in_pool() else BUSY_MS
+        if greenlets.in_use():
+            put = partial(
+                store.put, events.EVENTS, body, queue_id=queue_id, keys=keys, tags=event, properties=properties,
+                flush="async",
+            )  # fmt: skip
+            greenlets.append(put, busy_ms)
+        else:
+            store.put(
+                events.EVENTS, body, queue_id=queue_id, keys=keys, tags=event, properties=properties, flush="async",
+                busy_timeout_ms=busy_ms,
+            )  # fmt: skip
 
     def message_details(
         self, name: str, body: Any, headers: Any, exchange: str, routing_key: str | None
@@ -152,6 +176,10 @@ class Lifecycle:
             self._places.clear()
         place = self._places[name] = (records.queue_of(name), {"task": name} if name else {})
         return place
+
+    def _forget_queues(self) -> None:
+        self._light.forget()
+        self._ready.clear()
 
     def trouble(self, error: Exception) -> None:
         """Counts an event that could not be written; reports once, until the log works again."""
@@ -205,7 +233,8 @@ class Lifecycle:
         """Called in a child. The parent reports its own lost events."""
         self._began.clear()
         self._requests.clear()
-        self._light.forget()
+        self._forget_queues()
+        self._busy_ms = 0
         self.lost = self._untold = 0
 
 
@@ -374,7 +403,9 @@ def _started(life: Lifecycle, sender: Any, task_id: str, **_: Any) -> None:
     life.began(task_id)
     request = sender.request
     life.append(
-        events.STARTED, task_id, sender.name, request.root_id, request.group, **_of(request, eager=request.is_eager)
+        events.STARTED, task_id, sender.name, request.root_id, request.group,
+        worker=request.hostname, pid=_pid, parent_id=request.parent_id, retries=request.retries or None,
+        eager=request.is_eager,
     )  # fmt: skip
 
 
@@ -385,8 +416,9 @@ def _succeeded(life: Lifecycle, sender: Any, runtime: float | None = None, **_: 
     request = sender.request
     life.append(
         events.SUCCEEDED, request.id, sender.name, request.root_id, request.group,
+        worker=request.hostname, pid=_pid, parent_id=request.parent_id, retries=request.retries or None,
         # Celery before 5.7 does not say the runtime.
-        **_of(request, runtime=life.runtime(request.id) if runtime is None else round(runtime, 6)),
+        runtime=life.runtime(request.id) if runtime is None else round(runtime, 6),
     )  # fmt: skip
 
 
@@ -457,10 +489,11 @@ def _ended(
 ) -> None:
     if _is_duty(sender.name):
         return
+    if state not in (events.IGNORED, events.REJECTED):
+        life.ended(task_id)
+        return
     runtime = life.runtime(task_id)
     life.ended(task_id)
-    if state not in (events.IGNORED, events.REJECTED):
-        return
     request = sender.request
     life.append(
         state, task_id, sender.name, request.root_id, request.group,

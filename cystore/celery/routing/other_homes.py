@@ -171,7 +171,11 @@ class Elsewhere:
         """Whether `find_all` has to look for an id. For nearly all ids of a host without others it has not, which one
         look at the log tells: no other home is known for the id, and there is no other home that could be asked."""
         backend = self._backend
-        if backend.location.reader or not backend.location.path or homes.sent_to(backend, task_id) is not None:
+        if (
+            backend.location.reader
+            or not backend.location.path
+            or homes.sent_to(backend, task_id) is not None
+        ):
             return True
         if task_id in self._not_in_log and monotonic_s() < self._not_in_log.get(task_id, 0.0):
             return False

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 import pickle
+from datetime import datetime
 
 import pytest
 from celery import Celery, states
+from celery.app.task import Context
+from celery.backends.base import Backend
 from celery.exceptions import ImproperlyConfigured
 from celery.result import AsyncResult, GroupResult
 from hypothesis import HealthCheck, given, settings
@@ -454,3 +457,27 @@ def test_a_store_takes_disk_as_it_is_used(backend):
     grown = allocated_bytes()
     ahead = 2 * DEFAULTS["allocate_ahead_bytes"]
     assert empty + 40_000_000 - ahead <= grown <= empty + 40_000_000 + ahead
+
+
+@pytest.mark.parametrize("extended", [False, True])
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("state", [states.SUCCESS, states.STARTED, states.FAILURE])
+def test_the_meta_of_a_result_is_celerys(make_backend, state, zone, extended):
+    """The backend builds it without Celery's look at the settings for each result."""
+    backend = make_backend(timezone=zone, result_extended=extended)
+    child = backend.app.AsyncResult("child")
+    for request in (
+        None,
+        Context(id="t", task="shop.sum", args=(1,), kwargs={}, group="g", parent_id="p", children=[child]),
+        Context(id="t"),
+    ):
+        before = backend.app.now()
+        ours = backend._get_result_meta("result", state, "text", request)
+        theirs = Backend._get_result_meta(backend, "result", state, "text", request)
+        at, theirs_at = ours.pop("date_done"), theirs.pop("date_done")
+        assert list(ours.items()) == list(theirs.items())
+        assert (at is None) == (theirs_at is None) == (state == states.STARTED)
+        if at is not None:
+            done = datetime.fromisoformat(at)
+            assert before <= done <= backend.app.now()
+            assert done.utcoffset() == datetime.fromisoformat(theirs_at).utcoffset()
