@@ -5,7 +5,9 @@ It imports cystore only where a case needs it: a worker that keeps its results i
 
 from __future__ import annotations
 
+import mmap
 import os
+import struct
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 BROKER_VARIABLE, BACKEND_VARIABLE = "CYSTORE_BENCH_BROKER", "CYSTORE_BENCH_BACKEND"
 LIFECYCLE_VARIABLE, PIPE_VARIABLE = "CYSTORE_BENCH_LIFECYCLE", "CYSTORE_BENCH_PIPE"
 STORE_VARIABLE, DUTIES_VARIABLE = "CYSTORE_BENCH_STORE", "CYSTORE_BENCH_DUTIES"
+COUNT_VARIABLE = "CYSTORE_BENCH_COUNT"  # a file of COUNT_BYTES
+COUNT_BYTES, COUNTERS = 4096, 512  # numbers of 8 bytes, each written by one process only
 RESULT_BYTES = b"r" * 160  # the approximate size of a small result
+TEXT = "t" * 200
 
 app = Celery("benchmarks")
 
@@ -44,6 +49,25 @@ if os.environ.get(DUTIES_VARIABLE):
 def add(a: int, b: int) -> int:
     """A task that does almost nothing."""
     return a + b
+
+
+@app.task
+def text() -> str:
+    """Returns a small result, and counts itself in shared memory."""
+    counts, place = _counter(os.getpid())
+    struct.pack_into("<q", counts, place, struct.unpack_from("<q", counts, place)[0] + 1)
+    return TEXT
+
+
+@cache
+def _counter(pid: int) -> tuple[mmap.mmap, int]:
+    with open(os.environ[COUNT_VARIABLE], "r+b") as file:
+        return mmap.mmap(file.fileno(), COUNT_BYTES), pid % COUNTERS * 8
+
+
+def counted(counts: mmap.mmap) -> int:
+    """The number of tasks that all processes have counted."""
+    return sum(struct.unpack(f"<{COUNTERS}q", counts[:COUNT_BYTES]))
 
 
 @app.task
