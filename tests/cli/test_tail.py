@@ -146,6 +146,25 @@ def test_what_readers_do_not_see_any_more_is_not_shown(command, store_path):
         ]
 
 
+@pytest.mark.parametrize("dispatched", [True, False])
+@pytest.mark.parametrize("chosen", [(), ("--filter", "number IS NOT NULL")], ids=["all", "filter"])
+def test_newest_messages_are_those_that_readers_get(command, store_path, dispatched, chosen):
+    """Seen: a topic whose last messages had expired looked empty."""
+    with cystore.open(store_path, services=(), **stores.SMALL) as store:
+        for text in range(20):
+            store.put("t", b"", queue_id=text % 2, properties={"number": str(text)})
+        if dispatched:
+            store.dispatch()
+        for _ in range(30):
+            store.put("t", b"", properties={"number": "-1"}, expires_at_ms=1)
+        if dispatched:
+            store.dispatch()
+        rows = command.json_lines("tail", store_path, "t", "-n", 5, *chosen)
+        assert [int(row["properties"]["number"]) for row in rows] == [15, 16, 17, 18, 19]
+        rows = command.json_lines("tail", store_path, "t", "-n", 100, *chosen)
+        assert [int(row["properties"]["number"]) for row in rows] == list(range(20))
+
+
 def test_the_store_is_removed_meanwhile(command, store_path):
     stores.write(store_path, 1)
     with command.start("tail", store_path, "alpha", "-f", "--json") as process:

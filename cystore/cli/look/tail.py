@@ -8,6 +8,7 @@ import heapq
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from operator import attrgetter
 
 import cystore
@@ -73,47 +74,58 @@ class _Tail:
         args = self._args
         self.position = store.catch_up()
         queues = dispatched_queues(store, args.topic, args.queues)
-        below = (
-            message
-            for queue in queues
-            for message in queue_messages(store, queue, self._begin(queue), self._damage)
-            if message.physical_offset < self.position and (args.filter is None or args.filter(message))
-        )
+        below = (message for queue in queues for message in self._newest_of(store, queue))
         by_place = attrgetter("physical_offset")
         newest = deque(
             sorted(heapq.nlargest(args.lines, below, key=by_place), key=by_place), maxlen=args.lines
         )
         newest.extend(self._appended(store))
-        self._write(store, newest)
+        self._write(newest)
         return bool(queues or newest)
 
-    def _begin(self, queue: QueueView) -> int:
-        """The queue offset from which the newest messages of a queue are looked for: with a filter they may be
-        anywhere."""
-        return queue.end - self._args.lines if self._args.filter is None else queue.begin
+    def _newest_of(self, store: MessageStore, queue: QueueView) -> Iterator[Message]:
+        """The newest wanted messages of a queue. The last ones may have expired, or not match the filter, so it looks
+        further and further back."""
+        pieces: list[deque[Message]] = []
+        missing, end, step = self._args.lines, queue.end, self._args.lines
+        while queue.begin < end and missing:
+            begin = max(queue.begin, end - step)
+            view = QueueView(queue.topic, queue.queue_id, begin, end)
+            found = filter(self._is_below, queue_messages(store, view, begin, self._damage))
+            pieces.append(deque(found, maxlen=missing))
+            missing -= len(pieces[-1])
+            end, step = begin, 2 * step
+        return chain.from_iterable(reversed(pieces))
+
+    def _is_below(self, message: Message) -> bool:
+        """Whether a message of a queue is wanted and stands below `position`: `_appended` gives the others."""
+        chosen = self._args.filter
+        return (message.physical_offset or 0) < self.position and (chosen is None or chosen(message))
 
     def later(self, store: MessageStore) -> None:
         """Writes the messages that were appended behind `position`."""
-        self._write(store, self._appended(store))
+        self._write(self._appended(store))
 
     def _appended(self, store: MessageStore) -> Iterator[Message]:
-        """The topic's messages behind `position`, dispatched or not."""
+        """The topic's messages behind `position`, dispatched or not, that readers get now: the log keeps expired and
+        removed ones, too."""
         end, minimum = store.wrote_position, store.stats()["min_physical_offset"]
         begin = min(self.position, end)
         if begin < minimum:
             write_note(f"the log from {begin} to {minimum} was cleaned before it could be shown")
             begin = minimum
-        yield from filter(self._is_wanted, store.scan(begin, end))
+        for message in filter(self._is_wanted, store.scan(begin, end)):
+            if self._is_visible(store, message):
+                yield message
         self.position = end
 
-    def _write(self, store: MessageStore, messages: Iterable[Message]) -> None:
+    def _write(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            if self._is_visible(store, message):
-                write_message(message, as_json=self._args.json)
+            write_message(message, as_json=self._args.json)
         sys.stdout.flush()
 
     def _is_visible(self, store: MessageStore, message: Message) -> bool:
-        """Whether readers of the topic get the message now: the log keeps expired and removed ones, too."""
+        """Whether readers of the topic get the message now."""
         return any(
             sees_in_queue(store, message, topic, queue_id, queue_offset)
             for topic, queue_id, queue_offset in queues_of(message)
