@@ -528,6 +528,7 @@ BAD_ROWS = [
     ({"keys": [["a"], ["b", ""]]}, "column keys: '' is empty"),
     ({"keys": [["a"], ["b", None]]}, "column keys: a null"),
     ({"tags": [None, "a\x01"]}, r"column tags: 'a\\x01' is empty or has a character"),
+    ({"tags": [None, ""]}, r"column tags: '' is empty or has a character"),
     ({"properties": [[], [("", "x")]]}, "column properties: '' is empty"),
     ({"properties": [[], [("a", None)]]}, "column properties: a null"),
     ({"properties": [[], [("a", "")]]}, "column properties: '' is empty"),

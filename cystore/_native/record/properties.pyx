@@ -145,7 +145,7 @@ cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* t
     cdef int32_t begin = buffer.length
     if keys != NONE:
         _put_keys(buffer, <object>keys, begin)
-    if tags != NONE and (not PyUnicode_Check(<object>tags) or PyUnicode_GET_LENGTH(<object>tags)):
+    if tags != NONE:
         _put_name(buffer, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, begin)
         _put_text(buffer, <object>tags, "tags", False)
     if unique_key != NONE:

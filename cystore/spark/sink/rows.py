@@ -189,7 +189,7 @@ class RowEncoder:
         if pc.any(pc.is_in(names.flatten(), value_set=reserved)).as_py():
             keys, tags, unique, names, values = self._without_reserved(given, keys, tags, names, values)
         self._check_text("keys", keys.flatten(), r"^$|[\x01\x02 ]", pc.list_parent_indices(keys))
-        self._check_text("tags", tags, r"[\x01\x02]", None)
+        self._check_text("tags", tags, r"^$|[\x01\x02]", None)
         self._check_text("properties", unique, r"^$|[\x01\x02 ]", None)
         self._check_text("properties", names.flatten(), r"^$|[\x01\x02]", pc.list_parent_indices(names))
         self._check_text("properties", values.flatten(), r"^$|[\x01\x02]", pc.list_parent_indices(values))

@@ -343,6 +343,7 @@ BAD_PROPERTIES = [
     ("keys", ("a", "", "b"), "keys: an empty key"),
     ("unique_key", "", "unique_key: an empty key"),
     ("properties", {"a": ""}, r"properties\['a'\]: an empty value"),
+    ("tags", "", "tags: an empty value"),
     ("tags", "a\x01b", "separates"),
     ("tags", 5, "tags: must be text"),
     ("tags", "\udfff", "not valid Unicode"),
