@@ -176,7 +176,10 @@ def _shut_down_derived(attachment: Attachment) -> bool:
         failpoint("detach.derived_flushed")
         save_known_queues(root, attachment.control, attachment.checkpoint.fields())
         end_filters(attachment.manifest, root, attachment.control)
-    except Exception:
-        log.exception("%s: the log is durable; queues and index are not, and the next open mends them", root)
+    except Exception as error:
+        log.error(
+            "%s: the log is durable; queues and index are not, and the next open mends them: %s",
+            root, error, exc_info=None if isinstance(error, StoreError) else error,
+        )  # fmt: skip
         return False
     return True

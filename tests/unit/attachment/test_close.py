@@ -98,6 +98,22 @@ def test_queues_that_come_to_harm_do_not_stop_the_flush(tmp_path, monkeypatch):
         assert store.topics()["T"][0].max_offset == 200
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_what_ends_a_dispatch_at_the_close_is_one_line_if_it_is_known(tmp_path, monkeypatch, caplog, known):
+    """Seen: on a full disk each close logged sixty lines."""
+
+    def refuse(self, position):
+        raise StoreFullError("no space left") if known else RuntimeError("not of this tree of errors")
+
+    store = open_small(tmp_path / "s")
+    store.put("T", b"x")
+    with monkeypatch.context() as full:
+        full.setattr(ConsumeQueue, "prepare", refuse)
+        store.close()
+    assert ("no space left" if known else "not of this tree") in caplog.text
+    assert ("Traceback" in caplog.text) is not known
+
+
 def test_close_says_what_is_not_durable_after_it_let_go(tmp_path, monkeypatch):
     """Seen: close ended as if all was well. It lets go of everything all the same: the store can be opened at once."""
     store = open_small(tmp_path / "s")
