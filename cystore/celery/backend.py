@@ -342,7 +342,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             {"content_type": self.content_type, "content_encoding": self.content_encoding} if body else {}
         )
         if name:
-            properties["task"] = name
+            properties["task"] = records.kept_name(name)
         key = records.key_of(task_id)
         keys: tuple[str, ...] = (key,)
         if topic == records.RESULTS and self.location.path and compacts_results(self.store):

@@ -113,6 +113,7 @@ def transitions(
 ) -> Iterator[Transition]:
     """Transitions that meet every condition given, newest first: of a task, of all tasks of a name, into one of
     `states`, stored from `begin_ms` to `end_ms` (both included)."""
+    name = name and records.kept_name(name)
     for message in _stored(store, records.RESULTS, task_id, name, states, begin_ms, end_ms):
         if message.tags in states or not states:
             transition = Transition.of(message)
@@ -138,6 +139,7 @@ def events(
     (`cystore.celery.base.events.KINDS`), from `begin_ms` to `end_ms`. Light queues are read where the store has
     them."""
     span: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms}
+    name = name and records.kept_name(name)
     if task_id is None and root_id is not None:
         found = reading.merged(
             reading.of_key(store, layout.EVENTS, records.key_of(root_id), **span),

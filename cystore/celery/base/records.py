@@ -9,15 +9,17 @@
 
 Queue 0 of `celery_results` is for transitions without a known task name (a tombstone, a revoked task that had not
 begun); queue ``1 + crc32(name) % 1023`` belongs to a name, so all of a name are read in order without reading the rest.
-Properties: `task` (the name), `content_type` and `content_encoding` of the body. Nothing is ever overwritten: a reader
-folds.
+Properties: `task` (the name: see `kept_name`), `content_type` and `content_encoding` of the body. Nothing is ever
+overwritten: a reader folds.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 from uuid import UUID
@@ -56,6 +58,9 @@ NUMBER_CHARS_MOST = 15  # of a time in ms, or a count
 
 # Blanks separate stored keys, and two control characters separate properties; % begins an escape.
 _UNSAFE = frozenset(" %\x01\x02")
+_UNSAFE_IN_NAMES = re.compile("[\x01\x02\ud800-\udfff]")
+NAME_CHARS_MOST = 2048  # of a name in a record: all properties together have 32 KiB
+NAMES_KEPT = 10_000
 _SAFE_ASCII = "".join(c for c in map(chr, range(33, 127)) if c not in _UNSAFE)
 
 
@@ -72,9 +77,17 @@ def id_of(key: str) -> str:
     return unquote(key) if "%" in key else key
 
 
+@lru_cache(maxsize=NAMES_KEPT)
+def kept_name(name: str) -> str:
+    """A task's name as records have it: what no property can hold is escaped as Python escapes it (``\\x01``), and a
+    very long name is cut. A task of any name so has its states stored."""
+    return _UNSAFE_IN_NAMES.sub(lambda found: ascii(found[0])[1:-1], name)[:NAME_CHARS_MOST]
+
+
+@lru_cache(maxsize=NAMES_KEPT)
 def queue_of(name: str | None) -> int:
     """The queue of `celery_results` that holds the transitions of tasks of a name."""
-    return 1 + zlib.crc32(name.encode()) % NAMED_QUEUES if name else 0
+    return 1 + zlib.crc32(kept_name(name).encode()) % NAMED_QUEUES if name else 0
 
 
 def illegal(field: str, why: str) -> MessageIllegalError:

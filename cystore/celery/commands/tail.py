@@ -11,6 +11,7 @@ import click
 
 from cystore import MessageStore
 from cystore.celery import history
+from cystore.celery.base import records
 from cystore.celery.base.events import Event
 from cystore.celery.commands.shared import app_store, command_options, entry_display
 from cystore.celery.history import Transition
@@ -25,7 +26,8 @@ class _Tail:
     done."""
 
     def __init__(self, name: str | None, states: tuple[str, ...], lines: int, as_json: bool) -> None:
-        self._name, self._states, self._lines, self._as_json = name, states, lines, as_json
+        self._name = name and records.kept_name(name)
+        self._states, self._lines, self._as_json = states, lines, as_json
         self.position: int | None = None
         self._place = Place()
 

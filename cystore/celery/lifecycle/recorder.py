@@ -174,7 +174,10 @@ class Lifecycle:
     def _place(self, name: str | None) -> tuple[int, dict[str, str]]:
         if len(self._places) >= NAMES_KEPT:
             self._places.clear()
-        place = self._places[name] = (records.queue_of(name), {"task": name} if name else {})
+        place = self._places[name] = (
+            records.queue_of(name),
+            {"task": records.kept_name(name)} if name else {},
+        )
         return place
 
     def _forget_queues(self) -> None:

@@ -83,6 +83,7 @@ def by_name(
     store: Source, *, name: str | None = None, begin_ms: int = 0, end_ms: int | None = None
 ) -> list[NameStats]:
     """The numbers of each name with any, from `begin_ms` to `end_ms`; the most frequent first."""
+    name = name and records.kept_name(name)
     queues = None if name is None else (records.queue_of(name),)
     found = reading.of_queues(
         store, events.EVENTS, queues, tags=COUNTED, begin_ms=begin_ms, end_ms=end_ms, ordered=False

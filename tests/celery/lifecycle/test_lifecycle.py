@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from celery import Celery, current_app
+from celery import Celery, current_app, states
+from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import task_prerun
 from hypothesis import given
@@ -18,11 +19,12 @@ from hypothesis import strategies as st
 
 import cystore
 from cystore.celery import history
-from cystore.celery.base import events
+from cystore.celery.base import events, records
 from cystore.celery.base.events import Event
 from cystore.celery.lifecycle import hidden_names, recorder, redaction
 from cystore.celery.lifecycle.redaction import CUT, HIDDEN, shortened
 from cystore.celery.stores import close_shared
+from tests.celery.conftest import PATIENCE_S
 from tests.support.process import Process
 
 
@@ -181,12 +183,30 @@ def test_a_publisher_without_a_store_sends_all_the_same(make_app, tmp_path, capl
     assert len([record for record in caplog.records if record.name == recorder.log.name]) == 1
 
 
-@pytest.mark.parametrize("name", ["x" * 40_000, "shop.pay\x01"])
-def test_a_name_that_cannot_be_stored_costs_its_own_events_only(make_app, name):
+@pytest.mark.parametrize(
+    "name", ["x" * 40_000, "\U0001f600" * 9000, "shop.pay\x01", "\x02", "shop.\ud800", "größer\n"]
+)
+def test_any_name(make_app, name):
+    """Seen: a task whose name no property can hold had no events, and its result was never stored."""
     app = make_app()
     app.send_task(name, (1,), ignore_result=True)
-    assert log_of(app).lost == 1
-    assert send(app, 2).event == events.SENT
+    app.backend.store_result("id", 7, states.SUCCESS, request=Context(task=name))
+    assert app.AsyncResult("id").get(timeout=PATIENCE_S) == 7
+    (sent,) = history.events(app.backend.store, name=name)
+    (stored,) = history.transitions(app.backend.store, name=name)
+    assert sent.event == events.SENT
+    assert stored.name == sent.name == records.kept_name(sent.name)  # what is shown can be asked for
+    assert list(history.events(app.backend.store, name=sent.name)) == [sent]
+    assert log_of(app).lost == 0
+
+
+@given(st.text(st.characters(exclude_categories=()), max_size=3000))
+def test_a_kept_name_fits_into_a_property(name):
+    kept = records.kept_name(name)
+    assert len(kept.encode()) < 1 << 15
+    assert not set(kept) & {"\x01", "\x02"}
+    assert records.kept_name(kept) == kept
+    assert records.queue_of(kept) == records.queue_of(name)
 
 
 @pytest.mark.parametrize("task_id", ["id with blanks", "50 %", "größer", "root:x", "\x01\x02"])
