@@ -17,7 +17,7 @@ from cystore.consumers.offset_file import Key
 from cystore.consumers.table import NO_OFFSET, Behind, OffsetTable, Reads
 from cystore.derived.reading.by_time import LOWER
 from cystore.engine.manifest.topic_names import checked_topic
-from cystore.errors import OffsetError, StoreConfigError
+from cystore.errors import OffsetError, StoreConfigError, StoreFullError
 from cystore.filters.given_filter import Filter
 from cystore.layout import CONSTANTS, OWN_GROUPS, TOTAL_SIZE, field_of, record_store_timestamp
 from cystore.results import GetStatus
@@ -35,6 +35,9 @@ PHYSICAL_OFFSET = field_of("record", "physical_offset")
 NOTHING_YET = (
     GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.NO_MATCHED_LOGIC_QUEUE,
 )  # fmt: skip
+
+
+Change = tuple[int, int, int]  # row, offset before, offset now
 
 
 class QueueLag(NamedTuple):
@@ -218,7 +221,8 @@ class Groups:
         saves them.
 
         Running consumers of the group follow within a second. Messages that they gave out before and that are not
-        acknowledged then no longer count as given. Raises StoreConfigError for a topic without queues.
+        acknowledged then no longer count as given. Raises StoreConfigError for a topic without queues. After a
+        StoreFullError the group is where it was.
         """
         group, topic = users_group(group), checked_topic(topic)
         to, force = place("to", to), yes_or_no("force", force, StoreConfigError)
@@ -230,6 +234,7 @@ class Groups:
             where = topic if queue_id is None else f"{topic}/{queue_id}"
             raise StoreConfigError(f"there is no queue of {where} to reset", path=found.parts.root)
         moved: dict[int, int] = {}
+        changes: list[Change] = []
         for number, slot in queues:
             row = found.table.row((topic, group, number))
             wanted = self._position(found, topic, number, slot, to)
@@ -237,9 +242,10 @@ class Groups:
                 old = found.table.offset(row)
                 new = wanted if force or old == NO_OFFSET else min(wanted, old)
                 if found.table.set_offset(row, new, expected=old):
+                    changes.append((row, old, new))
                     break
             moved[number] = new
-        found.table.save()
+        _save_or_undo(found.table, changes)
         return moved
 
     def _position(self, found: GroupTable, topic: str, queue_id: int, slot: int, to: int | str) -> int:
@@ -253,14 +259,16 @@ class Groups:
 
     def remove(self, group: str) -> int:
         """Forgets the offsets of a group, and saves that; returns their number (removeOffset). Its retry topic and
-        dead letters stay until they expire."""
+        dead letters stay until they expire. After a StoreFullError the group has its offsets."""
         group = users_group(group)
         found, removed = self._writable(), 0
+        changes: list[Change] = []
         for row, offset in enumerate(found.table.offsets()):
             if found.table.keys[row][1] == group and offset != NO_OFFSET:
                 removed += found.table.keys[row][2] >= 0
                 found.table.set_offset(row, NO_OFFSET)
-        found.table.save()
+                changes.append((row, offset, NO_OFFSET))
+        _save_or_undo(found.table, changes)
         return removed
 
     def save(self) -> bool:
@@ -357,6 +365,16 @@ def _key(topic: str, group: str, queue_id: int) -> Key:
     return (
         checked_topic(topic), checked_group(group), whole("queue_id", queue_id, 0, QUEUE_ID_MAX, StoreConfigError),
     )  # fmt: skip
+
+
+def _save_or_undo(table: OffsetTable, changes: list[Change]) -> None:
+    """Saves; on a full disk it takes the changes back that nobody has changed again, and raises StoreFullError."""
+    try:
+        table.save()
+    except StoreFullError:
+        for row, before, now in changes:
+            table.set_offset(row, before, expected=now)
+        raise
 
 
 _making = os_threads.RLock()  # a signal handler of the same thread makes it, too

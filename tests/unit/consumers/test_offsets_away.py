@@ -114,6 +114,42 @@ def test_a_full_disk_refuses_new_groups_and_keeps_the_others(tmp_path):
     assert on_small_disk("3m", tmp_path, ON_A_FULL_DISK) == "went on\n"
 
 
+NOT_SAVED = """
+import os, sys, cystore
+root = sys.argv[1]
+with cystore.open(root + "/s", mapped_file_size_commit_log_bytes=1 << 20, mapped_file_size_consume_queue_bytes=2000,
+                  max_hash_slot_num=100, max_index_num=400) as store:
+    for n in range(2):
+        store.put("orders", b"x", queue_id=n)
+        store.groups.commit("g", "orders", n, 1)
+    store.flush()
+    store.groups.save()
+    for name, call in (("reset", lambda: store.groups.reset("g", "orders", "first")),
+                       ("remove", lambda: store.groups.remove("g"))):
+        with open(root + "/fill", "wb", buffering=0) as file:
+            for count in (4096, 1):
+                try:
+                    while True:
+                        file.write(bytes(count))
+                except OSError as error:
+                    assert error.errno == 28
+        try:
+            call()
+            print(name, "was saved on a full disk")
+        except cystore.StoreFullError:
+            print(name, [store.groups.offset("g", "orders", n) for n in range(2)])
+        os.unlink(root + "/fill")
+    assert store.groups.reset("g", "orders", "first") == {0: 0, 1: 0}
+    assert store.groups.remove("g") == 2
+"""
+
+
+@pytest.mark.may_skip(NOT_ASKED)
+def test_a_reset_that_cannot_be_saved_moves_nothing(tmp_path):
+    """Seen: StoreFullError, and the group stood at the beginning."""
+    assert on_small_disk("8m", tmp_path, NOT_SAVED) == "reset [1, 1]\nremove [1, 1]\n"
+
+
 FULL_DISK = """
 import logging, os, sys, cystore
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
