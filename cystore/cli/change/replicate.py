@@ -54,13 +54,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _asked(config: cystore.StoreConfig, masters: list[str]) -> Hello | None:
-    """The greeting of the first master that answers. Raises the error of the last one if none does."""
+    """The greeting of the first master that answers. Raises ReplicationError if none does."""
     for master in masters[:-1]:
         try:
             return ask_master(config, master)
         except (OSError, ReplicationError) as error:
             write_note(one_line(f"{master}: {error}"))
-    return ask_master(config, masters[-1])
+    try:
+        return ask_master(config, masters[-1])
+    except (OSError, ReplicationError) as error:
+        raise ReplicationError(f"{masters[-1]}: {error}; start a master there, or correct --from") from error
 
 
 def _has_all(store: cystore.MessageStore) -> bool:
