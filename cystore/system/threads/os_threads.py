@@ -192,6 +192,7 @@ class Thread:
         self.name = name
         self._targets = [target]
         self._ident = -1
+        self._is_started = False  # the thread lives, though it may not have come to `_run`
         try:
             self._begun, self._done = Flag(), Flag()
             room()
@@ -220,7 +221,7 @@ class Thread:
         """Waits until the thread runs; returns the reason if it does not begin."""
         until_s = time.monotonic() + begin_s
         while not self._begun.wait(LOOK_S):
-            if starter() is None:
+            if starter() is None and not self._is_started:
                 return "can't start new thread: no memory" if not self._begun.is_set() else ""
             if time.monotonic() >= until_s:
                 return f"can't start new thread: it did not begin within {begin_s:g} s"
@@ -240,6 +241,7 @@ class Thread:
     def _start_from_here(self, alive: _Alive) -> None:
         try:
             self._start()
+            self._is_started = True  # before this thread ends, and `alive` with it
         except Exception:  # noqa: BLE001 - no more threads, or no memory for one: this thread does the work
             self._run()
 

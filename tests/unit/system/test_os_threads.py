@@ -37,6 +37,19 @@ def test_a_thread_without_memory_for_its_flags_does_not_begin(no_memory):
     assert not ran
 
 
+def test_a_thread_that_begins_late_is_waited_for(monkeypatch):
+    """Seen on a busy machine: the error for no memory, because the thread that starts it had ended."""
+    real, ran = os_threads.Thread._run, os_threads.Flag()
+
+    def late(self):
+        os_threads.pause(20 * os_threads.LOOK_S)
+        real(self)
+
+    monkeypatch.setattr(os_threads.Thread, "_run", late)
+    assert os_threads.Thread(ran.set, "work").join()
+    assert ran.is_set()
+
+
 STARVED = """
 import os, resource, cystore
 from cystore.system.threads import os_threads
