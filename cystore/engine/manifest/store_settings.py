@@ -79,7 +79,7 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
     theirs = {name: value for name, value in facts.settings.items() if name in SHAPE}
     theirs = dict.fromkeys(LOG_PATHS, "") | theirs
     try:
-        found = dataclasses.replace(config, **theirs)
+        found = config.but(**theirs)
     except StoreConfigError as error:
         raise StoreFormatError(f"the manifest's settings cannot be used: {error}") from error
     for name in theirs:

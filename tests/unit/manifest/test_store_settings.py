@@ -11,7 +11,7 @@ import cystore
 from cystore import clock
 from cystore.cli.program import main
 from tests.support.clock import stop
-from tests.support.small_stores import LOG_BYTES, body_for, open_small
+from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
 
 pytestmark = pytest.mark.unsanitized  # about settings
 
@@ -151,6 +151,15 @@ def test_config_refuses_what_it_cannot_change(tmp_path, capsys):
     with open_small(path, read_only=True) as store, pytest.raises(cystore.StoreNotWritableError):
         store.configure(file_reserved_time_h=1)
     assert "delete_when" in capsys.readouterr().err
+
+
+def test_nothing_is_said_of_a_value_that_was_only_suggested(tmp_path, caplog):
+    """Seen: a worker whose results live longer than the store keeps records told that its time is ignored, and then
+    raised the store's."""
+    open_small(tmp_path / "s").close()
+    config = cystore.StoreConfig.from_mapping(dict(SETTINGS), suggested={"file_reserved_time_h": 96})
+    cystore.open(tmp_path / "s", config=config).close()
+    assert "is ignored" not in caplog.text
 
 
 def test_a_new_store_takes_the_whole_policy_of_the_process_that_makes_it(tmp_path, caplog):
