@@ -15,7 +15,7 @@ import uvicorn
 from celery import Celery
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cystore import StoreConfig, StoreIOError
+from cystore import StoreConfig
 from cystore.errors import StoreConfigError
 from cystore.web.access import LOOPBACK
 from cystore.web.app import create_app
@@ -89,7 +89,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises StoreIOError, which says what to do."""
+    """A socket that listens there. Raises StoreConfigError, which says what to do."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -103,7 +103,7 @@ def bound(host: str, port: int) -> socket.socket:
             made.close()
             raise
     except OSError as error:
-        raise StoreIOError(
+        raise StoreConfigError(
             f"cannot listen on {host} port {port}: {error.strerror or error}: give another --host or --port"
         ) from error
     return made
@@ -125,8 +125,8 @@ def serve(
     celery: Celery | None = None,
 ) -> None:
     """Serves the page until Ctrl-C or SIGTERM; writes its address when it can be asked. With `celery`, clients with the
-    token may act on the tasks of that app. Raises StoreConfigError for
-    what may not be served, StoreError for a store that cannot be read, and StoreIOError for a port in use."""
+    token may act on the tasks of that app. Raises StoreConfigError for what may not be served and for a port in use,
+    StoreError for a store that cannot be read."""
     token = token or os.environ.get(TOKEN_VARIABLE) or None
     if token is None and not is_loopback(host):
         raise StoreConfigError(

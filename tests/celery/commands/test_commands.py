@@ -172,6 +172,11 @@ def test_wrong_usage(written, run, words, says):
     assert says in run(*words, code=2).output
 
 
+def test_no_advice_on_settings_where_none_is_wrong(written, run):
+    said = run("web", "--host", "0.0.0.0", code=2).output
+    assert "--token" in said and "result_backend" not in said
+
+
 def test_no_store_there(run, url):
     more = {"find": ["--args", "x"], "diff": ["a", "b"], "timeline": ["a"], "rerun": ["a"]}
     for name in set(NAMES) - {"create"}:

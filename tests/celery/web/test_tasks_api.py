@@ -297,6 +297,19 @@ def test_numbers(server):
     assert [(one["depth"], one["id"]) for one in workflow["tasks"]] == [(0, "t0")]
 
 
+def test_one_store_of_two_that_is_away(tmp_path):
+    for name in ("here", "gone"):
+        cystore.open(tmp_path / name).close()
+    with WebServer(tmp_path / "here", tmp_path / "gone") as server:
+        (tmp_path / "gone").rename(tmp_path / "moved")
+        wait_until(lambda: server.get("healthz").status == 503, "the server sees that the store is away")
+        assert server.get("api/tasks").status == server.get("api/stats").status == 503
+        assert [one["status"] for one in server.json("api/stores")["stores"]] == ["ok", "away"]
+        told = server.get("metrics").body.decode()
+        assert f'cystore_log_end_offset_bytes{{store="{tmp_path}/here"}}' in told
+        assert f'cystore_store_away{{store="{tmp_path}/gone"}} 1' in told
+
+
 def test_a_store_that_goes_away_and_comes_back(tmp_path):
     with cystore.open(tmp_path / "store") as store:
         write(store, runs(3))

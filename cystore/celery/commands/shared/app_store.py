@@ -73,7 +73,8 @@ def _hint(error: StoreError) -> str:
     """The advice for an error. These commands have no --set: the app's settings are the store's."""
     if isinstance(error, StoreFormatError) and error.path is not None and is_missing(error.path):
         return "" if MAKES_IT in str(error) else f"; {MAKES_IT}"
-    return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "") or hint(error)
+    general = hint(error)  # none for an error that is about no setting
+    return general and next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), general)
 
 
 def settings_of(location: Location) -> StoreConfig:
