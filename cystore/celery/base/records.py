@@ -225,7 +225,7 @@ def records_of(store: MessageStore, topic: str, key: str, *, to_tombstone: bool 
     while True:
         found = store.query(topic, key, count)
         if len(found) < count or (to_tombstone and any(map(is_tombstone, found))):
-            if found and found[0].tags == states.SUCCESS:  # nearly every id that is asked for
+            if found and found[0].tags == states.SUCCESS:  # nearly always; compaction adds nothing then
                 return found
             return [*found, *compacted_of(store, topic, key, found)]
         count *= 16
