@@ -43,7 +43,9 @@ def log(tmp_path_factory) -> list[Message]:
         while True:
             position = store.wrote_position
             found = list(history.events(store, name=NAME))[::-1]
-            if sum(event.event == layout.SUCCEEDED for event in found) == TASKS:
+            kinds = Counter(event.event for event in found)
+            # A child sends the next try before it logs RETRIED, so another child may have succeeded already.
+            if kinds[layout.SUCCEEDED] == TASKS and kinds[layout.RETRIED] == RETRIES * TASKS:
                 return [
                     Message(
                         topic=layout.EVENTS, body=layout.body_of({**event.details, "v": None}),
