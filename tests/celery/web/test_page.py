@@ -3,7 +3,9 @@ a real browser on a log whose every text is a script; the sources where no brows
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,6 @@ from tests.support.celery.web import WebServer
 
 SCRIPT = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>\'"&'
 PAGES = {"": "overview", **{one: one for one in ("tasks", "failures", "workers", "topics", "stores")}}
-
 in_a_browser = [
     pytest.mark.slow,
     pytest.mark.may_skip("a browser is a large package"),
@@ -135,3 +136,20 @@ class TestInABrowser:
             )
             assert page.value("document.querySelectorAll('svg:not([aria-label])').length") == 0
             assert page.value("document.querySelectorAll('th:not([scope])').length") == 0
+
+    @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+    @pytest.mark.parametrize("width", [400, 1200])
+    def test_no_serious_fault_of_accessibility(self, server, page, dark, width):
+        """By the rules of axe-core (WCAG 2)."""
+        page.size(width, 900, dark=dark)
+        task = f"task/{json.loads(server.get('api/tasks', limit=1).body)['tasks'][0]['id']}"
+        rules = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text()
+        faults = {}
+        for place, name in {**PAGES, "task/t99": "task", task: "task"}.items():
+            page.open(f"{server.url}#/{place}", name)
+            page.value(rules + "; 0")
+            found = page.value("axe.run(document)")["violations"]
+            for one in found:
+                if one["impact"] in ("serious", "critical"):
+                    faults[f"{one['id']} on {name}"] = [node["html"] for node in one["nodes"]]
+        assert faults == {}
