@@ -142,6 +142,7 @@ class Master:
         for guest in list(self._guests.values()):
             if guest.is_known:
                 self._attempt(guest, partial(self._admit, guest))
+        self._count()  # first: who sees that a slave has the log, may put with flush="replicated"
         shipped = sum(self._attempt(slave, slave.send) or 0 for slave in self._all()) + (flowed or 0)
         if shipped:
             self._busy_s = monotonic_s()
@@ -172,7 +173,6 @@ class Master:
         return sum(flow.next - flow.left for flow in flows) - before
 
     def _after(self, now_s: float) -> None:
-        self._count()
         self._acknowledge(now_s)
         self._offer_facts(now_s)
         self._look_at_listener(now_s)

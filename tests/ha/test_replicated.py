@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 import cystore
+from cystore.ha.connection import SlaveConnection
 from tests.support.ha.ha_pair import (
     check_equal,
     clean_segments,
@@ -53,6 +54,23 @@ def test_a_replicated_put_returns_when_the_slave_has_it(tmp_path, port):
         last = master.put_many(batch, flush="replicated")[-1]
         assert wrote(slave) >= last.physical_offset + last.size_bytes
         check_equal(master, slave)
+
+
+def test_a_slave_counts_before_it_gets_the_log(tmp_path, port, monkeypatch):
+    """Seen on a busy machine: the slave had all of the log, and a put said that no slave is connected."""
+    counted, send = [], SlaveConnection.send
+
+    def told(connection: SlaveConnection) -> int:
+        if connection.is_following:
+            counted.append(master._attached().control.replicas)
+        return send(connection)
+
+    monkeypatch.setattr(SlaveConnection, "send", told)
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        fill(master, 20)
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wait_log(slave, wrote(master))
+            assert counted and set(counted) == {1}
 
 
 def test_a_process_that_serves_no_slaves_waits_for_them_too(tmp_path, port):
