@@ -135,6 +135,10 @@ class Duties:
 
         return self._control.held(_lock(duty), timeout_ms=wait_ms, entered=entered, busy=busy)
 
+    def lease_left_ms(self, duty: str) -> int:
+        """How long the lease in the control block still lasts; 0 while no process has it."""
+        return max(0, self._get(duty, _UNTIL) - _now_ms())
+
     # ------------------------------------------------------------------------------------------- the last runs
 
     def ran(self, duty: str, run: DutyRun) -> None:

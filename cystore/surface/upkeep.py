@@ -258,10 +258,10 @@ class StoreUpkeep(ABC):
 
     @property
     def duties(self) -> Duties:
-        """The duties of the store: which process may do each, and the last result."""
+        """The duties of the store: which process may do each, and the last result, which readers see too."""
         from cystore.services.duty_table import Duties
 
-        return Duties(self._writable().control)
+        return Duties(self._attached().control)
 
     @property
     def maintenance(self) -> Maintenance:

@@ -7,6 +7,7 @@ from typing import Any
 from cystore import MessageStore, StoreError
 from cystore.metrics import Metric, exposition, metrics
 from cystore.operate.output import one_line, time_text
+from cystore.services.duty_table import DUTIES
 from cystore.web.open_stores import OpenStores
 
 AWAY = "cystore_store_away"
@@ -50,7 +51,39 @@ def _health(store: MessageStore) -> dict[str, Any]:
             for topic, queues in sorted(topics.items())[:TOPICS_MOST]
         ],
         "groups": [{"group": group, "lag": lag} for group, lag in store.groups.lags().items()],
+        "duties": _duties(store),
+        "holds": [
+            {
+                "name": name,
+                "from": hold.physical_offset,
+                "bytes": stats["wrote"] - max(hold.physical_offset, stats["min_physical_offset"]),
+                "max_age_s": None if hold.max_age_ms is None else hold.max_age_ms / 1000,
+            }
+            for name, hold in sorted(store.holds().items())
+            if hold.physical_offset < stats["wrote"]
+        ],
     }
+
+
+def _duties(store: MessageStore) -> list[dict[str, Any]]:
+    """The duties that a process has done since the first one opened the store: the last run, and for how long the
+    process that has the lease keeps it (with Redis, leases are there)."""
+    found = []
+    for duty in DUTIES:
+        run, lease_ms = store.duties.last(duty), store.duties.lease_left_ms(duty)
+        if run.runs or lease_ms:
+            found.append(
+                {
+                    "duty": duty,
+                    "begun": time_text(run.begun_ms) if run.runs else None,
+                    "took_s": run.took_us / 1e6,
+                    "pid": run.pid,
+                    "outcome": run.outcome.name.lower(),
+                    "runs": run.runs,
+                    "lease_left_s": lease_ms / 1000,
+                }
+            )
+    return found
 
 
 def check(stores: OpenStores) -> None:

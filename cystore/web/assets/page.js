@@ -380,7 +380,21 @@ async function stores() {
       fact("Not flushed", bytes(one.flush_behind_bytes)), fact("Not dispatched", bytes(one.dispatch_behind_bytes)),
       fact("Disk used", `${one.disk_used_percent} %`),
       fact("Damaged ranges", one.holes.length ? one.holes.map((hole) => hole.join(" to ")).join(", ") : "none"),
-      fact("Puts that failed", one.put_failed), fact("Delayed messages", one.delayed))])];
+      fact("Puts that failed", one.put_failed), fact("Delayed messages", one.delayed)),
+    one.duties && one.duties.length > 0 && table("Duties", [
+      { name: "Duty", of: (duty) => duty.duty },
+      { name: "Last run", of: (duty) => when(duty.begun) },
+      { name: "Took", number: true, of: (duty) => seconds(duty.took_s) },
+      { name: "Process", number: true, of: (duty) => duty.pid || "" },
+      { name: "Outcome", of: (duty) => h("span", { class: duty.outcome === "done" ? "good" : "wait" }, duty.outcome) },
+      { name: "Runs", number: true, of: (duty) => duty.runs },
+      { name: "Lease", number: true, of: (duty) => (duty.lease_left_s ? `${seconds(duty.lease_left_s)} left` : "free") },
+    ], one.duties),
+    one.holds && one.holds.length > 0 && table("Kept from cleaning", [
+      { name: "By", of: (hold) => hold.name },
+      { name: "Log", number: true, of: (hold) => bytes(hold.bytes) },
+      { name: "At most for", number: true, of: (hold) => seconds(hold.max_age_s) || "ever" },
+    ], one.holds)])];
 }
 
 const PAGES = { "": overview, tasks, task, failures, workers, topics, stores };

@@ -3,6 +3,7 @@ over HTTP; logs grow, go away and come back while it runs."""
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import UTC, datetime
 
@@ -13,6 +14,8 @@ import cystore
 from cystore.celery.base import events, records
 from cystore.celery.base.reading import Stores
 from cystore.celery.stores import close_shared
+from cystore.clock import now_ms
+from cystore.services.duty_table import DutyRun, Outcome
 from cystore.web import store_health, task_pages
 from cystore.web.open_stores import OpenStores
 from cystore.web.task_pages import Asked
@@ -308,6 +311,22 @@ def test_one_store_of_two_that_is_away(tmp_path):
         told = server.get("metrics").body.decode()
         assert f'cystore_log_end_offset_bytes{{store="{tmp_path}/here"}}' in told
         assert f'cystore_store_away{{store="{tmp_path}/gone"}} 1' in told
+
+
+def test_duties_and_holds_of_a_store(tmp_path):
+    with cystore.open(tmp_path / "store") as store, WebServer(tmp_path / "store") as server:
+        write(store, runs(3))
+        (found,) = server.json("api/stores")["stores"]
+        assert found["duties"] == found["holds"] == []
+        token = store.duties.acquire("clean_expired", 600_000)
+        with store.duties.step("clean_expired", token, ttl_ms=600_000):
+            store.duties.ran("clean_expired", DutyRun(now_ms(), 2500, 7, Outcome.DONE))
+        store.hold("archive", 0)
+        (found,) = server.json("api/stores")["stores"]
+        (duty,) = found["duties"]
+        assert (duty["duty"], duty["outcome"], duty["runs"]) == ("clean_expired", "done", 1)
+        assert duty["pid"] == os.getpid() and 0 < duty["lease_left_s"] <= 600
+        assert found["holds"] == [{"name": "archive", "from": 0, "bytes": found["wrote"], "max_age_s": None}]
 
 
 def test_a_store_that_goes_away_and_comes_back(tmp_path):

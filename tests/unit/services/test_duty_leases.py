@@ -47,7 +47,9 @@ def test_one_lease_at_a_time_for_each_duty(store):
 
 def test_a_lease_ends_by_itself(store):
     assert store.duties.acquire(DUTY, 0) == 1
+    assert store.duties.lease_left_ms(DUTY) == 0
     assert store.duties.acquire(DUTY, 60_000) == 2
+    assert 0 < store.duties.lease_left_ms(DUTY) <= 60_000
 
 
 def test_who_has_an_older_token_can_do_no_step_and_end_no_lease(store):
@@ -117,10 +119,18 @@ def test_an_unknown_duty_is_refused(store):
         store.duties.last("")
 
 
-def test_a_closed_store_and_a_reader_have_no_duties(store):
-    path = store.path
-    with cystore.open(path, read_only=True) as reader, pytest.raises(cystore.StoreNotWritableError):
-        _ = reader.duties
+def test_a_closed_store_and_a_reader_do_no_duties(store):
+    store.duties.ran(DUTY, DutyRun(1, 2, 3, Outcome.DONE))
+    with cystore.open(store.path, read_only=True) as reader:
+        assert reader.duties.last(DUTY) == store.duties.last(DUTY)
+        for change in (
+            lambda: reader.duties.acquire(DUTY, 1),
+            lambda: reader.duties.release(DUTY, 1),
+            lambda: reader.duties.ran(DUTY, DutyRun(1, 2, 3, Outcome.DONE)),
+            lambda: reader.duties.step(DUTY, 1, ttl_ms=1).__enter__(),
+        ):
+            with pytest.raises(cystore.StoreNotWritableError):
+                change()
     duties = store.duties
     store.close()
     with pytest.raises(cystore.StoreClosedError), duties.step(DUTY, 1, ttl_ms=1):
