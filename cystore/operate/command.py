@@ -13,6 +13,7 @@ from cystore.config import StoreConfig
 from cystore.config_sources import resolve
 from cystore.errors import FilterError, StorePermissionError
 from cystore.filters.sql import SqlFilter
+from cystore.operate.output import BODIES
 from cystore.system.links import real_path
 
 OK, FOUND_WRONG, FAILED = 0, 1, 2  # exit codes; 1 is damage, or an empty answer
@@ -117,6 +118,15 @@ def store_path(text: str) -> Path:
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """The option --json."""
     parser.add_argument("--json", action="store_true", help=f"{what}, for programs")
+
+
+def add_body(parser: argparse.ArgumentParser) -> None:
+    """The option --body."""
+    parser.add_argument(
+        "--body", choices=BODIES,
+        help="full: all of it, decoded (JSON as JSON, other UTF-8 as text); text: the same, cut on lines for people; "
+        "base64; none (default: text on lines, base64 with --json)",
+    )  # fmt: skip
 
 
 def add_filter(parser: argparse.ArgumentParser) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 from cystore import Message
 
 BODY_CHARACTERS = 60
+BODIES = ("full", "text", "base64", "none")  # what --body of the commands takes
 TABLE_ROWS = 40
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # plain ASCII: right in any locale
+_encode_shown = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def write_line(text: str) -> None:
@@ -33,15 +35,15 @@ def write_note(text: str) -> None:
     sys.stderr.write(f"cystore: {one_line(text)}\n")
 
 
-def message_object(message: Message) -> dict[str, Any]:
-    """All fields of a message under their names; `body` in base64."""
+def message_object(message: Message, body: str | None = None) -> dict[str, Any]:
+    """All fields of a message under their names. `body` is one of BODIES; by default the body is in base64."""
     return {
         "topic": message.topic,
         "queue_id": message.queue_id,
         "queue_offset": message.queue_offset,
         "physical_offset": message.physical_offset,
         "size_bytes": message.size_bytes,
-        "body": binascii.b2a_base64(message.body, newline=False).decode("ascii"),
+        **_body_fields(message, body),
         "keys": list(message.keys),
         "tags": message.tags,
         "properties": dict(message.properties),
@@ -57,28 +59,67 @@ def message_object(message: Message) -> dict[str, Any]:
     }
 
 
-def message_line(message: Message) -> str:
-    """The place of a message and the beginning of its body."""
-    body = bytes(message.body[: 4 * BODY_CHARACTERS]).decode("utf-8", "replace")
-    shown = body[:BODY_CHARACTERS] + (
-        "..." if len(message.body) > len(body[:BODY_CHARACTERS].encode()) else ""
-    )
+def _body_fields(message: Message, body: str | None) -> dict[str, Any]:
+    """The body for programs. A decoded one says how it was decoded."""
+    if body == "none":
+        return {}
+    if body in ("full", "text"):
+        value, encoding = decoded(message.body)
+        return {"body": value, "body_encoding": encoding}
+    return {"body": _base64(message.body)}
+
+
+def decoded(body: bytes | memoryview) -> tuple[Any, str]:
+    """A body and how it was decoded: "json" for an object or a list, "text" for other UTF-8, else "base64"."""
+    try:
+        text = bytes(body).decode()
+    except UnicodeDecodeError:
+        return _base64(body), "base64"
+    if text[:1].isspace() or text.startswith(("{", "[")):
+        try:
+            value = json.loads(text)
+            _encode_shown(value)  # not NaN or Infinity, which only Python reads
+        except (ValueError, RecursionError):
+            return text, "text"
+        if isinstance(value, (dict, list)):
+            return value, "json"
+    return text, "text"
+
+
+def _base64(body: bytes | memoryview) -> str:
+    return binascii.b2a_base64(body, newline=False).decode("ascii")
+
+
+def message_line(message: Message, body: str | None = None) -> str:
+    """The place of a message and its body: by default, and for "text", the beginning of it."""
     words = [
         f"{message.topic}/{message.queue_id}@{message.queue_offset}",
         time_text(message.store_timestamp_ms),
         *([f"tag {one_line(message.tags)}"] if message.tags else []),
         *([f"keys {one_line(','.join(message.keys))}"] if message.keys else []),
-        one_line(shown),
+        *([] if body == "none" else [one_line(_shown_body(message, body))]),
     ]
     return "  ".join(words)
 
 
-def write_message(message: Message, *, as_json: bool) -> None:
-    """One message on one line."""
+def _shown_body(message: Message, body: str | None) -> str:
+    if body == "base64":
+        return _base64(message.body)
+    if body == "full":
+        value, encoding = decoded(message.body)
+        if encoding == "json":
+            return _encode_shown(value)
+        return value if encoding == "text" else bytes(message.body).decode("utf-8", "backslashreplace")
+    shown = bytes(message.body[: 4 * BODY_CHARACTERS]).decode("utf-8", "replace")[:BODY_CHARACTERS]
+    return shown + ("..." if len(message.body) > len(shown.encode()) else "")
+
+
+def write_message(message: Message, *, as_json: bool, body: str | None = None) -> None:
+    """One message on one line; `body` is one of BODIES."""
     if as_json:
-        write_json(message_object(message))
+        write_json(message_object(message, body))
     else:
-        write_line(message_line(message))
+        write_line(message_line(message, body))
 
 
 def one_line(text: str) -> str:

@@ -119,6 +119,51 @@ def test_lines_for_people(command, store_path):
     assert line.endswith("x...")
 
 
+BODIES = {
+    b'{"total": 7,\n "name": "gr\xc3\xbc\xc3\x9fe"}': ({"total": 7, "name": "grüße"}, "json"),
+    b" [1, 2]": ([1, 2], "json"),
+    b"17": ("17", "text"),
+    b'{"total": NaN}': ('{"total": NaN}', "text"),
+    b"[" * 20_000: ("[" * 20_000, "text"),
+    b"two\nlines": ("two\nlines", "text"),
+    b"\xff\x00": ("/wA=", "base64"),
+    b"": ("", "text"),
+}
+
+
+@pytest.mark.parametrize("words", [("dump",), ("tail", "T", "-n", 100), ("query", "T", "k"), ("read", 0)])
+def test_bodies_as_they_are_asked_for(command, store_path, words):
+    """JSON as JSON, other text as text, all else in base64; lines stay single lines."""
+    name, *more = words
+    with cystore.open(store_path, **stores.SMALL) as store:
+        for body in BODIES:
+            store.put("T", body, keys=("k",))
+    wanted = list(BODIES)[:1] if name == "read" else list(BODIES)[:: -1 if name == "query" else 1]
+    for kind in ("full", "text"):
+        rows = command.json_lines(name, store_path, *more, "--body", kind)
+        assert [(row["body"], row["body_encoding"]) for row in rows] == [BODIES[body] for body in wanted]
+    for kind in ((), ("--body", "base64")):
+        rows = command.json_lines(name, store_path, *more, *kind)
+        assert [base64.b64decode(row["body"]) for row in rows] == wanted
+        assert "body_encoding" not in rows[0]
+    assert "body" not in command.json_lines(name, store_path, *more, "--body", "none")[0]
+
+    def line(kind, body):
+        lines = command.ok(name, store_path, *more, "--body", kind).splitlines()
+        assert len(lines) == len(wanted)
+        return lines[wanted.index(body)]
+
+    first = wanted[-1] if name == "query" else wanted[0]
+    assert line("full", first).endswith('keys k  {"total":7,"name":"grüße"}')
+    assert line("base64", first).endswith(base64.b64encode(first).decode())
+    assert line("none", first).endswith("keys k")
+    if len(wanted) > 1:
+        assert line("full", b"[" * 20_000).endswith("[" * 20_000)
+        assert line("text", b"[" * 20_000).endswith(" " + "[" * 60 + "...")
+        assert line("full", b"two\nlines").endswith("two\\nlines")
+        assert line("full", b"\xff\x00").endswith("\\xff\\x00")
+
+
 def test_a_store_that_nobody_recovered_stays_as_it_is(command, store_path):
     stores.write(store_path, 50)
     stores.write_and_crash(store_path, 30, start=50)

@@ -15,6 +15,7 @@ from cystore.operate.command import (
     FOUND_WRONG,
     OK,
     Command,
+    add_body,
     add_filter,
     add_json,
     count,
@@ -42,7 +43,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="from this queue offset on, in each queue")  # fmt: skip
     parser.add_argument("--count", metavar="K", type=count, help="at most this number of messages in all")
     add_filter(parser)
-    add_json(parser, "one JSON object a message, the body in base64")
+    add_body(parser)
+    add_json(parser, "one JSON object a message")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -69,7 +71,7 @@ def _run(args: argparse.Namespace) -> int:
         )
         beside = report if report is not None and not sys.stdout.isatty() else None
         for number, message in enumerate(islice(found, args.count)):
-            write_message(message, as_json=args.json)
+            write_message(message, as_json=args.json, body=args.body)
             if beside is not None and number % REPORT_EVERY == 0:
                 beside("messages", number, total)
         report_stepped_over(store)
@@ -86,7 +88,7 @@ def _dump_ledger(args: argparse.Namespace, source: Source) -> int:
     found = messages(source, chosen, args.begin, damage.append)
     matching = (message for message in found if args.filter is None or args.filter(message))
     for message in islice(matching, args.count):
-        write_message(message, as_json=args.json)
+        write_message(message, as_json=args.json, body=args.body)
     for bad in damage[:DAMAGE_LINES]:
         write_note(f"bytes {bad.begin}..{bad.end} of the log are damaged, and left out: {bad.reason}")
     if len(damage) > DAMAGE_LINES:

@@ -9,6 +9,7 @@ from cystore.operate.command import (
     FOUND_WRONG,
     OK,
     Command,
+    add_body,
     add_json,
     count,
     reading_config,
@@ -25,7 +26,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="stored at this time or later, in ms since 1970 (UTC)")  # fmt: skip
     parser.add_argument("--end-ms", metavar="MS", type=whole_number, help="stored at this time or earlier")
     parser.add_argument("--max", metavar="K", type=count, help="only the newest K messages (default: 32)")
-    add_json(parser, "one JSON object a message, the body in base64")
+    add_body(parser)
+    add_json(parser, "one JSON object a message")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -34,7 +36,7 @@ def _run(args: argparse.Namespace) -> int:
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
         found = store.query(args.topic, args.key, limit, begin_ms=args.begin_ms, end_ms=args.end_ms)
         for message in found:
-            write_message(message, as_json=args.json)
+            write_message(message, as_json=args.json, body=args.body)
     if not found:
         write_note(f"no message of topic {args.topic} has the key {args.key}")
         return FOUND_WRONG

@@ -7,7 +7,7 @@ import argparse
 import cystore
 from cystore.engine.inspect.message_id import DIGITS_MIN, MessageId
 from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError
-from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, reading_config
+from cystore.operate.command import FOUND_WRONG, OK, Command, add_body, add_json, reading_config
 from cystore.operate.output import write_message, write_note
 from cystore.operate.progress import progress
 
@@ -25,7 +25,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "place", metavar="OFFSET|ID", type=_place, help="physical offset, or RocketMQ's message id"
     )
-    add_json(parser, "one JSON object, the body in base64")
+    add_body(parser)
+    add_json(parser, "one JSON object")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -36,7 +37,7 @@ def _run(args: argparse.Namespace) -> int:
         except (OffsetError, CorruptRecordError) as error:
             write_note(str(error))
             return FOUND_WRONG
-        write_message(message, as_json=args.json)
+        write_message(message, as_json=args.json, body=args.body)
     return OK
 
 

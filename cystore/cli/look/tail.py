@@ -18,6 +18,7 @@ from cystore.operate.command import (
     FOUND_WRONG,
     OK,
     Command,
+    add_body,
     add_filter,
     add_json,
     reading_config,
@@ -46,7 +47,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", metavar="N", dest="queues", type=whole_number, action="append", default=[],
                         help="only this queue id; may be repeated")  # fmt: skip
     add_filter(parser)
-    add_json(parser, "one JSON object a message, the body in base64")
+    add_body(parser)
+    add_json(parser, "one JSON object a message")
 
 
 class _Tail:
@@ -121,7 +123,7 @@ class _Tail:
 
     def _write(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            write_message(message, as_json=self._args.json)
+            write_message(message, as_json=self._args.json, body=self._args.body)
         sys.stdout.flush()
 
     def _is_visible(self, store: MessageStore, message: Message) -> bool:
