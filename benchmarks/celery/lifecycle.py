@@ -1,5 +1,6 @@
 """`python -m benchmarks.celery.lifecycle`: the cost of the lifecycle log for a task, with the log off and on in turn.
-With `--light KINDS` (`worker`, or `worker,workflow`) the log is on in both, and these light queues are off and on.
+With `--light KINDS` (`worker`, or `worker,workflow`) the log is on in both, and these light queues are off and on. With
+`--messages` the log is on in both, and keeps the message of each task or not (`cystore_lifecycle_payload`).
 
 Each round starts a worker with two pool processes on an empty store and stops its consuming. The benchmark times the
 sending of the messages. Then the worker consumes again, until the last of them has run, which is timed too. Tasks only
@@ -26,14 +27,14 @@ import redis
 from celery import Celery, Task, shared_task
 
 from cystore.celery.base import events
-from cystore.celery.lifecycle import light_queues
+from cystore.celery.lifecycle import light_queues, payload
 from cystore.celery.stores import close_shared
 from tools.processes import ends_with_us
 from tools.redis_server import redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKER, STORE, LOGGED, COUNTER = "BENCH_BROKER", "BENCH_STORE", "BENCH_LIFECYCLE", "BENCH_COUNTER"
-LIGHT = "BENCH_LIGHT"
+LIGHT, MESSAGES = "BENCH_LIGHT", "BENCH_MESSAGES"
 QUEUE, DONE = "bench", "bench-done"
 WARM_UP = 200
 TIMEOUT_S = 600
@@ -46,6 +47,7 @@ def make_app(environment: dict[str, str]) -> Celery:
         task_default_queue=QUEUE,
         cystore_lifecycle=environment[LOGGED] == "on",
         cystore_lifecycle_light_queues=environment[LIGHT],
+        cystore_lifecycle_payload=environment[MESSAGES] or None,
         broker_connection_retry_on_startup=True,
     )
     return app
@@ -73,13 +75,15 @@ def _client() -> redis.Redis:
 
 @dataclass(frozen=True)
 class Half:
-    """µs a task, for the sender and for the worker, elapsed and of processor time; events in the store."""
+    """µs a task, for the sender and for the worker, elapsed and of processor time; events in the store, and bytes of
+    the log a task."""
 
     send_us: float
     send_cpu_us: float
     work_us: float
     work_cpu_us: float
     events: int
+    log_bytes: float
 
 
 def _cpu_s(group: int) -> float:
@@ -128,7 +132,7 @@ def _worker(environment: dict[str, str], log: Path) -> Iterator[int]:
         process.wait()
 
 
-def half(logged: str, light: str, tasks: int, folder: Path) -> Half:
+def half(logged: str, light: str, messages: str, tasks: int, folder: Path) -> Half:
     """One worker, `tasks` messages. Raises TimeoutError when they are not done."""
     with (
         redis_server(own=True) as server,
@@ -139,6 +143,7 @@ def half(logged: str, light: str, tasks: int, folder: Path) -> Half:
             STORE: str(folder / "store"),
             LOGGED: logged,
             LIGHT: light,
+            MESSAGES: messages,
             COUNTER: server.url,
         }
         os.environ.update(environment)
@@ -160,6 +165,7 @@ def half(logged: str, light: str, tasks: int, folder: Path) -> Half:
             send(WARM_UP)
             until_done()
             app.control.cancel_consumer(QUEUE, reply=True)
+            log_begin = app.backend.store.wrote_position
             begin_cpu = time.process_time()
             sent_s = send(tasks)
             sent_cpu_s = time.process_time() - begin_cpu
@@ -169,10 +175,10 @@ def half(logged: str, light: str, tasks: int, folder: Path) -> Half:
             worked_s, worked_cpu_s = time.perf_counter() - begin, _cpu_s(group) - begin_cpu
         queues = app.backend.store.topics().get(events.EVENTS, {})
         found = sum(high - low for low, high in queues.values())
+        log_bytes = (app.backend.store.wrote_position - log_begin) / tasks
         close_shared()
-        return Half(
-            *(seconds / tasks * 1e6 for seconds in (sent_s, sent_cpu_s, worked_s, worked_cpu_s)), events=found
-        )
+        times_us = (seconds / tasks * 1e6 for seconds in (sent_s, sent_cpu_s, worked_s, worked_cpu_s))
+        return Half(*times_us, events=found, log_bytes=log_bytes)
 
 
 def main(arguments: list[str]) -> int:
@@ -184,24 +190,27 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--light", metavar="KINDS", help="compare the log with and without these light queues"
     )
+    parser.add_argument("--messages", action="store_true", help="compare the log with and without messages")
     options = parser.parse_args(arguments)
-    if options.light is None:
-        halves = ("off", light_queues.DEFAULT), ("on", light_queues.DEFAULT)
+    if options.messages:
+        halves = [("on", light_queues.DEFAULT, ""), ("on", light_queues.DEFAULT, payload.MESSAGE)]
+    elif options.light is None:
+        halves = [("off", light_queues.DEFAULT, ""), ("on", light_queues.DEFAULT, "")]
     else:
-        halves = ("on", light_queues.OFF), ("on", options.light)
+        halves = [("on", light_queues.OFF, ""), ("on", options.light, "")]
     rounds: list[tuple[Half, Half]] = []
     for _ in range(options.rounds):
         pair = []
-        for logged, light in halves:
+        for logged, light, messages in halves:
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                pair.append(half(logged, light, options.tasks, Path(folder)))
+                pair.append(half(logged, light, messages, options.tasks, Path(folder)))
         off, on = pair
-        if (off.events and options.light is None) or on.events < 4 * options.tasks:
+        if (off.events and halves[0][0] == "off") or on.events < 4 * options.tasks:
             raise RuntimeError(
                 f"{off.events} and {on.events} events: one half has events, the other must have none"
             )
         rounds.append((off, on))
-    what = "log" if options.light is None else "light"
+    what = "messages" if options.messages else "log" if options.light is None else "light"
     print(f"µs a task, {len(rounds)} rounds of {options.tasks} tasks")
     print(
         f"{'':<10} {what + ' off':>10} {what + ' on':>10} {'on/off':>8} {'least off':>10} {'least on':>10} {'cost':>6}"
@@ -216,6 +225,8 @@ def main(arguments: list[str]) -> int:
             f"{statistics.median(on_us):>10.0f} {ratio:>8.2f} {least_off:>10.0f} {least_on:>10.0f} "
             f"{least_on - least_off:>6.0f}"
         )
+    off_bytes, on_bytes = (statistics.median(pair[at].log_bytes for pair in rounds) for at in (0, 1))
+    print(f"bytes of the log a task: {off_bytes:.0f} and {on_bytes:.0f}")
     return 0
 
 
