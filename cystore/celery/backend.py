@@ -41,7 +41,7 @@ from cystore.celery.chords.chord_steps import Chords, is_part
 from cystore.celery.lifecycle import recorder
 from cystore.celery.lifecycle.redaction import Redaction
 from cystore.celery.results.consumer import ResultConsumer
-from cystore.celery.results.encoding import encode_meta
+from cystore.celery.results.encoding import encode_meta, largest_bytes
 from cystore.celery.results.expiry import Expiry
 from cystore.celery.routing.other_homes import Elsewhere, reader_of
 from cystore.celery.stores import (
@@ -72,7 +72,6 @@ log = logging.getLogger("cystore.celery")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MANY = 10_000  # ids of one look; their records are in memory at the same time
-RECORD_ROOM = 64 * 1024  # for the parts of a record beside its body, and for its segment's end
 
 _backends: weakref.WeakSet[CystoreBackend] = weakref.WeakSet()
 _closing: weakref.WeakSet[Any] = weakref.WeakSet()  # apps whose `close` closes their backends
@@ -115,7 +114,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self._opened: weakref.ref[MessageStore] | None = None  # the store that this backend found last
         self._thread = weakref.ref(threading.current_thread())  # Celery makes a backend for each thread
         # The most bytes of a record in that store. Without a store on this host, the limit of the default settings.
-        self._limit_bytes = 0 if self.location.path else _largest_bytes(StoreConfig.from_mapping(DEFAULTS))
+        self._limit_bytes = 0 if self.location.path else largest_bytes(StoreConfig.from_mapping(DEFAULTS))
         self.result_consumer = ResultConsumer(
             self, self.app, self.accept, self._pending_results, self._pending_messages
         )
@@ -153,7 +152,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             if not self.location.path:
                 raise homes.no_store(self)
             found = open_to_read(self.location, self.app)
-            self._limit_bytes = _largest_bytes(found.config)
+            self._limit_bytes = largest_bytes(found.config)
             self._opened = weakref.ref(found)
         return found
 
@@ -399,6 +398,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         def mark() -> None:
             with homes.at(homes.home_of(self, request)), self.chords.ending(request):
                 super(CystoreBackend, self).mark_as_failure(task_id, exc, traceback, request, *args, **kwargs)
+            recorder.skip_rest(self, task_id, request, exc)
 
         event_loop.store(self.app, f"task {task_id} failed", mark)
 
@@ -417,6 +417,12 @@ class CystoreBackend(AsyncBackendMixin, Backend):
                 super(CystoreBackend, self).mark_as_revoked(task_id, reason, request, *args, **kwargs)
 
         event_loop.store(self.app, f"task {task_id} was revoked", mark)
+
+    def chord_error_from_stack(self, callback: Any, exc: Any = None) -> Any:
+        """A chord failed: its body, and the tasks that follow it in its chain, do not run."""
+        found = super().chord_error_from_stack(callback, exc)
+        recorder.skip_body(self, callback, exc)
+        return found
 
     def on_task_call(self, producer: Any, task_id: str) -> dict[str, Any]:
         """A task is about to be sent."""
@@ -562,12 +568,6 @@ class ReplicaBackend(CystoreBackend):
         with for_a_while(self.location, self.app):
             yield
         self._opened = None
-
-
-def _largest_bytes(config: StoreConfig) -> int:
-    """The most bytes of a record, by the setting and by the room of a segment."""
-    segment_bytes = config.mapped_file_size_commit_log_bytes
-    return min(config.max_message_size_bytes, max(segment_bytes - RECORD_ROOM, segment_bytes // 2))
 
 
 def _close_with(app: Any) -> None:

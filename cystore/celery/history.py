@@ -100,6 +100,20 @@ class Transition:
         """The traceback of a failure."""
         return self.meta.get("traceback")
 
+    @property
+    def error(self) -> str | None:
+        """The exception of a failure, as its repr; None for another state, and where the result does not say it."""
+        return error_text(self.result) if self.state in states.EXCEPTION_STATES else None
+
+
+def error_text(result: Any) -> str | None:
+    """The repr of an exception as a result keeps it."""
+    if not isinstance(result, dict) or not isinstance(result.get("exc_type"), str):
+        return None
+    message = result.get("exc_message")
+    parts = message if isinstance(message, (list, tuple)) else [message]
+    return f"{result['exc_type']}({', '.join(repr(part) for part in parts)})"
+
 
 @of_each
 def transitions(

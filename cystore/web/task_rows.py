@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from celery import states
 from cystore import Message
 from cystore.celery.base import events, records
 from cystore.celery.base.events import Event
-from cystore.celery.history import JSON, Transition
+from cystore.celery.history import JSON, Transition, error_text
 from cystore.celery.lifecycle import task_lives
 from cystore.celery.lifecycle.redaction import Redaction, shortened
 from cystore.celery.lifecycle.task_lives import Life, any_record, text_of
@@ -30,6 +30,7 @@ STATE_OF: dict[str, str] = {
     events.TIMED_OUT: states.FAILURE,
     events.CHILD_LOST: states.FAILURE,
     events.UNKNOWN: states.FAILURE,
+    events.SKIPPED: states.FAILURE,
     events.REJECTED: REJECTED,
     events.IGNORED: IGNORED,
     events.REVOKED: states.REVOKED,
@@ -164,17 +165,9 @@ def _add_result(
         row[field] = row[field] or text_of(meta, field)
     value = meta.get("result")
     if result.state in states.EXCEPTION_STATES:
-        row["error"] = row["error"] or shown(_error_text(value))
+        row["error"] = row["error"] or shown(error_text(value))
         row["traceback"] = row["traceback"] or shown(text_of(meta, "traceback"))
     row["result"] = shown(value)
-
-
-def _error_text(value: Any) -> str | None:
-    if not isinstance(value, Mapping) or not isinstance(value.get("exc_type"), str):
-        return None
-    message = value.get("exc_message")
-    parts = message if isinstance(message, (list, tuple)) else [message]
-    return f"{value['exc_type']}({', '.join(repr(part) for part in parts)})"
 
 
 def _newest(entries: Sequence[Event | Transition], field: str) -> str | None:

@@ -41,7 +41,7 @@ NAME_BYTES_MAX, DIGEST_CHARS = CONSTANTS["TOPIC_BYTES_MAX"][0], 16
 SENT, RECEIVED, REDELIVERED, STARTED = "SENT", "RECEIVED", "REDELIVERED", "STARTED"
 SUCCEEDED, FAILED, TIMED_OUT, CHILD_LOST = "SUCCEEDED", "FAILED", "TIMED_OUT", "CHILD_LOST"
 INTERNAL_ERROR, RETRIED, IGNORED, REJECTED = "INTERNAL_ERROR", "RETRIED", "IGNORED", "REJECTED"
-REVOKED, UNKNOWN = "REVOKED", "UNKNOWN"
+REVOKED, UNKNOWN, SKIPPED = "REVOKED", "UNKNOWN", "SKIPPED"
 
 # Event: description | Celery's signal | the process it fires in (prefork) | source of the ids.
 KINDS: dict[str, tuple[str, str, str, str]] = {
@@ -70,6 +70,8 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
                "the task's request; the headers"),
     REVOKED: ("it was revoked, terminated, or had expired", "`task_revoked`", "main", "the request"),
     UNKNOWN: ("no worker here has a task of that name", "`task_unknown`", "main", "the message's headers"),
+    SKIPPED: ("it will not run: a task before it in its chain failed, or a part of its chord",
+              "none: the backend stores the failures", "where the failure is stored", "the failed task's request"),
 }  # fmt: skip
 
 # Field of the body: its type and meaning.
@@ -91,6 +93,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "runtime": ("number", "run time of its code, in seconds"),
     "exception": ("text", "repr of the exception, shortened"),
     "traceback": ("text", "its traceback, shortened in the middle"),
+    "cause": ("text", "SKIPPED: the id of the task whose failure keeps it from running"),
     "soft": ("true", "TIMED_OUT: the soft limit"),
     "requeue": ("true", "REJECTED, CHILD_LOST: the message went back to the broker"),
     "terminated": ("true", "REVOKED: while it ran, by a signal"),

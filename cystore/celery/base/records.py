@@ -59,6 +59,7 @@ NUMBER_CHARS_MOST = 15  # of a time in ms, or a count
 # Blanks separate stored keys, and two control characters separate properties; % begins an escape.
 _UNSAFE = frozenset(" %\x01\x02")
 _UNSAFE_IN_NAMES = re.compile("[\x01\x02\ud800-\udfff]")
+_DEPENDENCY = re.compile(r"Dependency (\S+) raised ")  # the text of Celery's ChordError
 NAME_CHARS_MOST = 2048  # of a name in a record: all properties together have 32 KiB
 NAMES_KEPT = 10_000
 _SAFE_ASCII = "".join(c for c in map(chr, range(33, 127)) if c not in _UNSAFE)
@@ -88,6 +89,12 @@ def kept_name(name: str) -> str:
 def queue_of(name: str | None) -> int:
     """The queue of `celery_results` that holds the transitions of tasks of a name."""
     return 1 + zlib.crc32(kept_name(name).encode()) % NAMED_QUEUES if name else 0
+
+
+def cause_in(error: object) -> str | None:
+    """The id of the failed part in the text of a ChordError; None in any other text."""
+    found = _DEPENDENCY.match(str(error))
+    return found[1] if found else None
 
 
 def illegal(field: str, why: str) -> MessageIllegalError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -116,6 +116,24 @@ def within(
         return body
     reason = f"the event would have {len(body)} bytes with it, and a record at most {limit_bytes}"
     return encode({**fields, FIELD: None, LEFT_OUT: reason})
+
+
+def tasks_in(calls: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+    """The tasks in signatures; those of chains, groups and chords instead of these."""
+    waiting = list(calls)[::-1]
+    while waiting:
+        call = waiting.pop()
+        if not isinstance(call, Mapping):
+            continue
+        inside, kind = call.get("kwargs") or {}, call.get("subtask_type")
+        if kind in ("chain", "group"):
+            waiting += list(inside.get("tasks") or ())[::-1]
+        elif kind == "chord":
+            header = inside.get("header")
+            parts = header["kwargs"]["tasks"] if isinstance(header, Mapping) else header
+            waiting += [inside.get("body"), *list(parts or ())[::-1]]
+        else:
+            yield call
 
 
 class LoggedMessage(NamedTuple):

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import signal
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ from cystore.clock import monotonic_s
 
 if TYPE_CHECKING:
     from cystore import MessageStore
+    from cystore.celery.backend import CystoreBackend
 
 log = get_logger(__name__)
 
@@ -258,6 +259,43 @@ def install(app: Celery, location: Location) -> None:
         payload.watch(app)
     for celery_signal, handler in HANDLERS:
         celery_signal.connect(handler, weak=False)
+
+
+def skip_rest(backend: CystoreBackend, task_id: str, request: Any, error: Any) -> None:
+    """Logs that the rest of a failed task's chain will not run."""
+    rest = getattr(request, "chain", None)
+    if rest:
+        home = getattr(request, HOME, None)
+        _skip(backend, reversed(rest), error, task_id, request.root_id or task_id, home)
+
+
+def skip_body(backend: CystoreBackend, body: Any, error: Any) -> None:
+    """Logs that the body of a failed chord, and the rest of its chain, will not run."""
+    rest, root_id = reversed(body.options.get("chain") or ()), body.options.get("root_id")
+    _skip(backend, [body, *rest], error, records.cause_in(error), root_id)
+
+
+def _skip(
+    backend: CystoreBackend, calls: Iterable[Any], error: Any, cause: str | None, root_id: str | None,
+    home: str | None = None,
+) -> None:  # fmt: skip
+    life = _logs.get(backend.app) if backend.is_own else None
+    if life is None:
+        return
+    try:
+        text, parent_id = life.text_of(error), cause
+        for call in payload.tasks_in(calls):
+            options = call.get("options") or {}
+            task_id = options.get("task_id")
+            if not task_id or _is_duty(call.get("task")):
+                continue
+            life.append(
+                events.SKIPPED, task_id, call.get("task"), root_id or options.get("root_id"), options.get("group_id"),
+                parent_id=parent_id, cause=cause, exception=text, home=home,
+            )  # fmt: skip
+            parent_id = task_id
+    except Exception as trouble:  # noqa: BLE001 - the failure itself is stored
+        life.trouble(trouble)
 
 
 def release(app: Celery) -> None:

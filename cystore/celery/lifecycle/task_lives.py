@@ -26,7 +26,7 @@ from cystore.celery.history import Transition
 ENDS = (
     events.SUCCEEDED, events.FAILED, events.TIMED_OUT, events.CHILD_LOST, events.REJECTED, events.REVOKED,
     events.UNKNOWN,
-    events.IGNORED,
+    events.IGNORED, events.SKIPPED,
 )  # fmt: skip
 BEGINS = (events.SENT, events.RECEIVED, events.REDELIVERED, events.STARTED, events.RETRIED)
 ENTRIES_KEPT = 4096  # of one task; a task that is retried for ever has more
@@ -105,6 +105,7 @@ class Life:
     result_bytes: int | None = None
     result_type: str | None = None
     rerun_of: str | None = None
+    cause: str | None = None  # the task whose failure kept it from running
     # These four are not shown: NOT_SHOWN.
     again_ms: int | None = None  # when its message came again after an earlier run of it had begun
     is_over: bool = False  # an event ended it, or sent its message back
@@ -142,7 +143,7 @@ class Life:
         if event.root_id != event.task_id or self.root_id is None:
             self.root_id = event.root_id
         self.group_id = event.group_id or self.group_id
-        for field in ("parent_id", "args", "kwargs", "queue", "worker", "home", "rerun_of"):
+        for field in ("parent_id", "args", "kwargs", "queue", "worker", "home", "rerun_of", "cause"):
             setattr(self, field, text_of(details, field) or getattr(self, field))
         pid = number_of(details, "pid")
         self.pid = self.pid if pid is None else int(pid)
@@ -186,6 +187,7 @@ class Life:
             self, first_ms=None, received_ms=None, started_ms=None, ended_ms=None, runtime_s=None, stage=None,
             stage_ms=None, stage_at=-1, outcome=None, exception=None, result_state=None, result_bytes=None,
             result_type=None, again_ms=again_ms, is_over=False, begun_at=None, ended_at=None, worker=None, pid=None,
+            cause=None,
         )  # fmt: skip
 
 
@@ -232,6 +234,8 @@ class Runs:
         run.result_type = entry.content_type
         if entry.state in states.READY_STATES and run.outcome is None:
             run.outcome, run.ended_ms = entry.state, entry.time_ms
+        if entry.state in states.PROPAGATE_STATES and run.stage is None:
+            _add_failure(run, entry)
 
     def _new(self, retries: int) -> Life:
         self.found.append(Life(self.task_id, retries=retries))
@@ -303,6 +307,18 @@ class Runs:
         life.result_bytes = None if result is None else len(result.body)
         life.result_type = None if result is None else result.properties.get("content_type", "")
         return life
+
+
+def _add_failure(run: Life, entry: Transition) -> None:
+    """Adds what the result alone says of a task without events: it did not run, or another store has its log."""
+    meta = entry.meta
+    run.exception = run.exception or entry.error
+    run.group_id = run.group_id or text_of(meta, "group_id")
+    run.parent_id = run.parent_id or text_of(meta, "parent_id")
+    result = meta.get("result")
+    message = result.get("exc_message") if isinstance(result, dict) else None
+    if isinstance(message, list) and message:
+        run.cause = run.cause or records.cause_in(message[0])
 
 
 def any_record(record: Message) -> bool:

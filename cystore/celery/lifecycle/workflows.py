@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
+
+from celery import states
+from kombu.exceptions import DecodeError
+from kombu.serialization import loads
 
 from cystore import Message
 from cystore.celery import history
-from cystore.celery.base import reading, records
+from cystore.celery.base import events, reading, records
+from cystore.celery.base.events import Event
 from cystore.celery.base.reading import Source
-from cystore.celery.chords import chord_runs
-from cystore.celery.lifecycle.task_lives import Life, any_record, life_of
+from cystore.celery.chords import chord_bodies, chord_runs
+from cystore.celery.history import Transition
+from cystore.celery.lifecycle.task_lives import Life, any_record, life_of, text_of
+from cystore.celery.versions import decompress_payload
 
 ANCESTORS_MOST = 1000
 CHORD_RECORDS = 10_000  # the most records that are read of one group
 CHORDS_MOST = 100
+CAUSES_MOST = 100
 LifeAt = Callable[[str], Life | None]
 
 
@@ -36,6 +45,8 @@ class Chord:
     done_ms: int | None = None
     outcome: str | None = None
     has_more: bool = False  # the group has more records than were read
+    body_id: str | None = None
+    body_name: str | None = None
 
 
 @dataclass(slots=True)
@@ -46,6 +57,7 @@ class Workflow:
     tasks: list[tuple[int, Life]] = field(default_factory=list)
     chords: list[Chord] = field(default_factory=list)
     more: bool = False
+    causes: list[Life] = field(default_factory=list)  # why the given task did not run, the root cause last
 
 
 def workflow_of(
@@ -57,13 +69,79 @@ def workflow_of(
     def life_at(task_id: str) -> Life | None:
         return life_of(store, task_id, is_valid)
 
-    root_id = life.root_id or life.task_id
     found = {life.task_id: life}
+    causes = causes_of(store, life, is_valid)
+    found |= {one.task_id: one for one in causes}
+    root_id = life.root_id or life.task_id
+    if (
+        causes and root_id == life.task_id
+    ):  # its result alone is known: the workflow is that of the task that failed
+        root_id = causes[-1].root_id or causes[-1].task_id
     _add_ancestors(life_at, life, found, limit)
     more = _add_relatives(store, life_at, root_id, found, limit)
     groups = dict.fromkeys(one.group_id for one in found.values() if one.group_id)
     chords = [chord for group in islice(groups, CHORDS_MOST) if (chord := chord_of(store, group)) is not None]
-    return Workflow(root_id, list(_ordered(found, root_id)), chords, more)
+    _add_bodies(life_at, chords, found)
+    return Workflow(root_id, list(_ordered(found, root_id)), chords, more, causes)
+
+
+def causes_of(store: Source, life: Life, is_valid: Callable[[Message], bool] = any_record) -> list[Life]:
+    """The tasks whose failures kept a task from running: each because of the next one, the root cause last."""
+    causes: list[Life] = []
+    seen, above = {life.task_id}, life.cause
+    while above and above not in seen and len(causes) < CAUSES_MOST:
+        seen.add(above)
+        cause = life_of(store, above, is_valid)
+        if cause is None:
+            break
+        causes.append(cause)
+        above = cause.cause
+    return causes
+
+
+@dataclass(slots=True)
+class Explained:
+    """A task, with the name that its chord knows if the log does not; and why it did not run, the root cause last."""
+
+    life: Life
+    causes: list[Life]
+
+
+def explained(store: Source, life: Life, is_valid: Callable[[Message], bool] = any_record) -> Explained:
+    """Why a task did not run. Without causes it ran, or the log does not say."""
+    causes = causes_of(store, life, is_valid)
+    if life.name is None and causes and causes[0].group_id:
+        chord = chord_of(store, causes[0].group_id)
+        if chord is not None and chord.body_id == life.task_id:
+            life.name = chord.body_name
+    return Explained(life, causes)
+
+
+def failures_of(store: Source, found: Explained, **conditions: Any) -> Iterator[Event | Transition]:
+    """The failures of a task, newest first, then those of each of its causes. Of a task without events its results."""
+    ends = (*events.FAILURES, events.SKIPPED)
+    for life in (found.life, *found.causes):
+        entries = history.entries(
+            store, task_id=life.task_id, states=(*ends, *states.PROPAGATE_STATES), **conditions
+        )
+        failed = [one for one in entries if not (isinstance(one, Event) and one.details.get("requeue"))]
+        has_events = any(isinstance(one, Event) for one in failed)
+        for one in failed:
+            if isinstance(one, Event):
+                yield one
+            elif not has_events and not one.late:
+                yield one if one.name else replace(one, name=life.name)
+
+
+def _add_bodies(life_at: LifeAt, chords: list[Chord], found: dict[str, Life]) -> None:
+    """Adds the bodies of chords, which may have a result alone, and names them."""
+    for chord in chords:
+        if not chord.body_id:
+            continue
+        body = found.get(chord.body_id) or life_at(chord.body_id)
+        if body is not None:
+            body.name = body.name or chord.body_name
+            found[chord.body_id] = body
 
 
 def _add_ancestors(life_at: LifeAt, life: Life, found: dict[str, Life], limit: int) -> None:
@@ -112,10 +190,10 @@ def _links(store: Source, life: Life) -> list[tuple[str, str]]:
 def _ids(store: Source, kind: str, number: str) -> Iterator[str]:
     if kind == "root":
         yield number
-        events = history.events(store, root_id=number)
+        found = history.events(store, root_id=number)
     else:
-        events = history.events(store, group_id=number)
-    yield from (event.task_id for event in events if event.task_id)
+        found = history.events(store, group_id=number)
+    yield from (event.task_id for event in found if event.task_id)
 
 
 def _ordered(found: dict[str, Life], root_id: str) -> Iterator[tuple[int, Life]]:
@@ -123,8 +201,9 @@ def _ordered(found: dict[str, Life], root_id: str) -> Iterator[tuple[int, Life]]
     children: dict[str | None, list[Life]] = {}
     tops: list[Life] = []
     for life in found.values():
-        has_parent = life.parent_id in found and life.parent_id != life.task_id and life.task_id != root_id
-        (children.setdefault(life.parent_id, []) if has_parent else tops).append(life)
+        above = life.parent_id or life.cause
+        has_parent = above in found and above != life.task_id and life.task_id != root_id
+        (children.setdefault(above, []) if has_parent else tops).append(life)
     tops.sort(key=lambda one: (one.task_id != root_id, _order(one)))
     seen: set[str] = set()
     # Tasks in circles come last; each circle is opened somewhere.
@@ -158,6 +237,8 @@ def chord_of(store: Source, group_id: str) -> Chord | None:
             chord.last_part_ms = max(chord.last_part_ms or 0, time_ms)
         elif kind == chord_runs.ADDED:
             added.add(details.get("task_id", ""))
+        elif kind == chord_runs.OPEN and chord.body_id is None:
+            chord.body_id, chord.body_name = _body_of(message)
         elif kind == chord_runs.SIZE:
             size = details.get("size", "")
             known = int(size) if size.isascii() and size.isdecimal() and len(size) < 12 else 0
@@ -171,3 +252,16 @@ def chord_of(store: Source, group_id: str) -> Chord | None:
     if chord.size is not None:
         chord.size += len(added)
     return chord if read else None
+
+
+def _body_of(message: Message) -> tuple[str | None, str | None]:
+    """The id and the name of a chord's body, if its record is JSON that anybody may read."""
+    details = message.properties
+    if details.get("content_type") != history.JSON or chord_bodies.PROPERTY in details:
+        return None, None
+    try:
+        content = loads(decompress_payload(bytes(message.body)), history.JSON, "utf-8", accept={history.JSON})
+        body = content["body"]
+        return text_of(body["options"], "task_id"), text_of(body, "task")
+    except (DecodeError, LookupError, TypeError, AttributeError):  # a crafted record
+        return None, None

@@ -15,9 +15,17 @@ from kombu.exceptions import DecodeError, EncodeError
 from kombu.utils.encoding import ensure_bytes
 
 from cystore.celery.versions import COMPRESSED, DECOMPRESSED_BYTES_MAX, decompress_payload
+from cystore.config import StoreConfig
 
 TRACEBACK_CHARACTERS = 8_000  # kept of a replaced failure: its first and last lines
 LIMIT = "max_message_size_bytes"
+RECORD_ROOM = 64 * 1024  # for the parts of a record beside its body, and for its segment's end
+
+
+def largest_bytes(config: StoreConfig) -> int:
+    """The most bytes of a record, by the setting and by the room of a segment."""
+    segment_bytes = config.mapped_file_size_commit_log_bytes
+    return min(config.max_message_size_bytes, max(segment_bytes - RECORD_ROOM, segment_bytes // 2))
 
 
 def encode_meta(

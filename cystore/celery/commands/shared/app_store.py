@@ -15,7 +15,6 @@ from cystore import Message, MessageStore, StoreConfig, StoreConfigError, StoreE
 from cystore.celery import replicas
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base.reading import Source, Stores
-from cystore.celery.lifecycle.task_lives import Life, life_of
 from cystore.celery.stores import EXAMPLE, MAKES_IT, Location, is_missing
 from cystore.operate.command import FAILED, FOUND_WRONG, for_reading
 from cystore.operate.exits import hint
@@ -154,11 +153,3 @@ def nothing_found(ctx: click.Context, what: str) -> NoReturn:
     """Ends the command with a note and exit code 1."""
     write_note(what)
     ctx.exit(FOUND_WRONG)
-
-
-def known_life(ctx: click.Context, store: Source, task_id: str) -> Life:
-    """A task's life. Ends the command with a note and exit code 1 if the log does not know the task."""
-    life = life_of(store, task_id, is_valid(ctx)) if task_id else None
-    if life is None:
-        nothing_found(ctx, f"the store knows no task {task_id!r}")
-    return life

@@ -78,6 +78,9 @@ homes_option = click.option(
     "--all-homes", is_flag=True,
     help="Read the replicas of other homes on this host, too (setting cystore_replicas), as one history.",
 )  # fmt: skip
+full_option = click.option(
+    "--full", is_flag=True, help="Show whole arguments and results on lines for people."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for programs.")
 
 

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from celery import states
+
 from cystore.celery.base.events import Event
+from cystore.celery.commands.shared import task_display
 from cystore.celery.history import Transition
 from cystore.operate.output import one_line, time_text, write_json, write_line
 
-SHOWN = ("worker", "queue", "runtime", "retries", "exception")  # details of an event on a line for people
-
-
-RESULT_SHOWN = ("result", "traceback", "worker", "retries", "queue")  # fields of a result's meta for programs
+SHOWN = (
+    "worker",
+    "queue",
+    "runtime",
+    "retries",
+    "exception",
+    "cause",
+)  # details of an event on a line for people
+CALL = ("args", "kwargs")  # of an event, or of a result with `result_extended`: on a line too, shortened
+RESULT_SHOWN = (
+    "result",
+    "traceback",
+    "worker",
+    "retries",
+    "queue",
+    *CALL,
+)  # fields of a result's meta for programs
 
 
 def entry_object(entry: Event | Transition) -> dict[str, Any]:
@@ -34,30 +51,51 @@ def entry_object(entry: Event | Transition) -> dict[str, Any]:
     return {**common, "content_type": entry.content_type, "size_bytes": entry.size_bytes, **told}
 
 
-def entry_line(entry: Event | Transition) -> str:
-    """An entry for people."""
+def entry_line(entry: Event | Transition, *, full: bool = False, name: str | None = None) -> str:
+    """An entry for people; `name` is that of its task, for an entry that does not know it."""
+    shown = str if full else task_display.short
     words = [
         time_text(entry.time_ms),
         f"{entry.state or '?':<14}" if isinstance(entry, Event) else f"={entry.state or '?':<13}",
         entry.task_id or "-",
-        entry.name or "-",
+        entry.name or name or "-",
     ]
     if isinstance(entry, Event):
         details = entry.details
+        words += [f"{key}={shown(str(details[key]))}" for key in CALL if _says(details.get(key))]
         words += [f"{key}={details[key]}" for key in SHOWN if key in details]
     else:
         words.append(f"{entry.size_bytes} bytes of {entry.content_type}" if entry.content_type else "")
+        meta = entry.meta
+        words += [f"{key}={shown(repr(meta[key]))}" for key in CALL if meta.get(key)]
+        if entry.state in states.EXCEPTION_STATES:
+            words += [f"exception={shown(entry.error)}"] if entry.error else []
+        elif meta.get("result") is not None:
+            words.append(f"result={shown(json.dumps(meta['result'], ensure_ascii=False))}")
     if entry.store:
         words.append(f"store={entry.store}")
     return one_line("  ".join(words)).rstrip()
 
 
-def write_entry(entry: Event | Transition, *, as_json: bool, with_traceback: bool = False) -> None:
+def _says(text: object) -> bool:
+    """Whether the kept text of arguments says anything: a call without arguments does not."""
+    return text not in (None, "()", "{}")
+
+
+def write_entry(
+    entry: Event | Transition,
+    *,
+    as_json: bool,
+    with_traceback: bool = False,
+    full: bool = False,
+    name: str | None = None,
+) -> None:
     """One entry on one line; its traceback below it, if wanted."""
     if as_json:
-        write_json(entry_object(entry))
+        told = entry_object(entry)
+        write_json(told if told["name"] or not name else {**told, "name": name})
         return
-    write_line(entry_line(entry))
+    write_line(entry_line(entry, full=full, name=name))
     if with_traceback:
         for line in (entry.traceback or "").rstrip().splitlines():
             write_line(f"    {one_line(line)}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from cystore.celery.base.reading import Placed, Source, Stores
 from cystore.celery.lifecycle import task_lives
 from cystore.celery.lifecycle.task_lives import Life
-from cystore.operate.output import one_line, time_text
+from cystore.operate.output import one_line, time_text, write_json, write_line
 from cystore.operate.progress import progress
 
 TEXT_CHARS = 120  # the longest arguments or error on a line for people
@@ -86,3 +86,12 @@ def line(*words: str) -> str:
 def at(time_ms: int | None) -> str:
     """A time for people."""
     return "-" if time_ms is None else time_text(time_ms)
+
+
+def write_causes(causes: Sequence[Life], *, as_json: bool) -> None:
+    """The tasks whose failures kept a task from running, the root cause last."""
+    for one in causes:
+        if as_json:
+            write_json({"kind": "cause", **life_object(one)})
+        else:
+            write_line(line("  because of", *life_words(one), short(one.exception or "")))

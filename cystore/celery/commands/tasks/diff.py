@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cystore import MessageStore
-from cystore.celery.commands.shared import app_store, command_options, task_display
+from cystore.celery.commands.shared import app_store, command_options, task_display, task_ids
 from cystore.celery.lifecycle import reruns
 from cystore.celery.lifecycle.task_lives import Life
 from cystore.operate.output import one_line, write_json, write_line, write_note
@@ -43,7 +43,7 @@ def command(ctx: click.Context, first: str, second: str, show_all: bool, as_json
     messages of both (cystore_lifecycle_payload), their bodies are compared as well: the whole arguments.
     """
     with app_store.reading(app_store.location_of(ctx)) as store:
-        found = [app_store.known_life(ctx, store, task_id) for task_id in (first, second)]
+        found = [task_ids.known_life(ctx, store, task_id) for task_id in (first, second)]
         bodies = [_body(store, life) for life in found]
     told = [{**dict(zip(FIELDS, _fields(life), strict=True)), **_times(life)} for life in found]
     rows = [(field, told[0][field], told[1][field]) for field in (*FIELDS, *TIMES)]

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from cystore.celery.commands.shared import app_store, command_options, task_display
+from cystore.celery.commands.shared import app_store, command_options, task_display, task_ids
 from cystore.celery.lifecycle import reruns
 from cystore.celery.lifecycle.reruns import Rerun, RerunError
 from cystore.celery.lifecycle.task_lives import Life
@@ -19,14 +19,14 @@ from cystore.operate.output import one_line, write_json, write_line, write_note
         "rerun 4b5c2a8e-0d52-4b0e-9d0a-0e7d3f5a9c11", "rerun ID ID ID --yes --json", "rerun ID --same-id"
     ),
 )
-@click.argument("task_ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("given_ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--same-id", is_flag=True, help="Send it under its old id, as a part of its group and chord.")
 @click.option(
     "--yes", is_flag=True, help="Do not ask about tasks that have succeeded already, or have not ended."
 )
 @command_options.json_option
 @click.pass_context
-def command(ctx: click.Context, task_ids: tuple[str, ...], same_id: bool, yes: bool, as_json: bool) -> None:
+def command(ctx: click.Context, given_ids: tuple[str, ...], same_id: bool, yes: bool, as_json: bool) -> None:
     """Send tasks again, with unchanged arguments, options and callbacks.
 
     The app must keep messages (cystore_lifecycle_payload = "message") when the task is sent. Each task gets a new id,
@@ -34,7 +34,8 @@ def command(ctx: click.Context, task_ids: tuple[str, ...], same_id: bool, yes: b
     """
     location = app_store.location_of(ctx)
     with app_store.reading(location) as store:
-        lives = [app_store.known_life(ctx, store, task_id) for task_id in dict.fromkeys(task_ids)]
+        known = (task_ids.known_life(ctx, store, given) for given in given_ids)
+        lives = list({life.task_id: life for life in known}.values())
         found, problems = [], []
         for life in lives:
             try:

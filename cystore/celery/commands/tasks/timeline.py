@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from cystore.celery.commands.shared import app_store, command_options, task_display
+from cystore.celery.commands.shared import app_store, command_options, task_display, task_ids
 from cystore.celery.lifecycle import workflows
 from cystore.celery.lifecycle.task_lives import Life
 from cystore.celery.lifecycle.workflows import Chord, Workflow
@@ -34,10 +34,11 @@ def command(ctx: click.Context, task_id: str, limit: int, all_homes: bool, as_js
     """The workflow of a task, as a tree: below each task those that it sent, then the chords of its groups.
 
     A line shows the time of sending (after the first one), the end, the wait for a worker, and the run time. A * stands
-    before the given task. JSON: a line for each task, with its depth, then one for each chord.
+    before the given task. The beginning of an id is enough. Tasks that did not run are SKIPPED, with the task that
+    failed; the root cause stands at the end. JSON: a line for each task, with its depth, then one for each chord.
     """
     with app_store.reading_homes(ctx, all_homes) as store:
-        life = app_store.known_life(ctx, store, task_id)
+        life = task_ids.known_life(ctx, store, task_id)
         workflow = workflows.workflow_of(store, life, limit, app_store.is_valid(ctx))
     if as_json:
         for depth, one in workflow.tasks:
@@ -45,7 +46,8 @@ def command(ctx: click.Context, task_id: str, limit: int, all_homes: bool, as_js
         for chord in workflow.chords:
             write_json({"kind": "chord", **dataclasses.asdict(chord)})
     else:
-        _show(workflow, task_id)
+        _show(workflow, life.task_id)
+        task_display.write_causes(workflow.causes, as_json=False)
     if workflow.more:
         write_note(f"the workflow has more than {limit} tasks: the newest are shown; --limit shows more")
 
@@ -80,6 +82,8 @@ def _notes(life: Life) -> list[str]:
         notes.append(f"on {life.worker}")
     if life.group_id:
         notes.append(f"group {life.group_id}")
+    if life.cause:
+        notes.append(f"because of {life.cause}")
     if life.exception:
         notes.append(task_display.short(life.exception))
     return notes
@@ -93,10 +97,11 @@ def _chord_words(chord: Chord, begin_ms: int) -> list[str]:
     ]
     if chord.last_part_ms is not None:
         words.append(f"last part {_after(chord.last_part_ms, begin_ms)}")
+    body = " ".join(filter(None, ("body", chord.body_name, chord.body_id)))
     if chord.done_ms is not None:
-        words.append(f"body {chord.outcome or '?'} {_after(chord.done_ms, begin_ms)}")
+        words.append(f"{body} {chord.outcome or '?'} {_after(chord.done_ms, begin_ms)}")
     elif chord.claimed_ms is not None:
-        words.append(f"body claimed {_after(chord.claimed_ms, begin_ms)}, not sent yet")
+        words.append(f"{body} claimed {_after(chord.claimed_ms, begin_ms)}, not sent yet")
     else:
-        words.append("body not sent")
+        words.append(f"{body} not sent")
     return words

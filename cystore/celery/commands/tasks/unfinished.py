@@ -56,6 +56,7 @@ def command(
     before_ms = now - age_ms if end_ms is None else min(end_ms, now - age_ms)
     found = elsewhere = 0
     with app_store.reading_homes(ctx, all_homes) as store:
+        _say_what_counts(now, age_ms)
         newest_first = task_display.watched(
             store,
             history.events(
@@ -77,6 +78,14 @@ def command(
         write_note(f"{elsewhere} more tasks have their results in other stores: ask there")
     if not found:
         app_store.nothing_found(ctx, "no unfinished task of that age")
+
+
+def _say_what_counts(now: int, age_ms: int) -> None:
+    age, moment = task_display.duration_text(age_ms / 1000), task_display.at(now - age_ms)
+    write_note(
+        f"tasks without a new event for {age} (--older-than), since {moment}; a task whose worker was killed counts "
+        "from its last event, mostly STARTED"
+    )
 
 
 def _write(life: task_lives.Life, now: int, as_json: bool) -> None:
