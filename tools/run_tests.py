@@ -36,7 +36,7 @@ SETUP_BUDGET_S = 420
 CORES = os.cpu_count() or 1
 WORKERS = min(4, 1 + CORES)  # tests also wait: one more than cores
 WAITING = min(6, 2 * CORES)  # for groups whose tests mostly wait
-HANG_FACTOR = 8  # a group that needs this many budgets hangs; a busy machine may need several
+HANG_FACTOR = 20  # a group that needs this many budgets hangs; a machine at load 20 needs about ten
 
 
 @dataclass(frozen=True)
