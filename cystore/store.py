@@ -320,12 +320,12 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         self._unbind()
         if type(self).query is MessageStore.query:
             general = weakly(self, type(self).query)
-            self.query = query_function(parts.reader.keys, general, self)  # type: ignore[method-assign]
+            self.query = query_function(parts.reader.by_key, general, self)  # type: ignore[method-assign]
         cls = type(self)
         if cls.get is MessageStore.get and cls.read is MessageStore.read:
-            reader = parts.reader.queue_reader(weakly(self, cls.get), weakly(self, cls.read))
-            self.get = get_function(reader, self)  # type: ignore[method-assign]
-            self.read = read_function(reader, self)  # type: ignore[method-assign]
+            reader = parts.reader.by_offset
+            self.get = get_function(reader, weakly(self, cls.get), self)  # type: ignore[method-assign]
+            self.read = read_function(reader, weakly(self, cls.read), self)  # type: ignore[method-assign]
         if parts.ground is not None:
             follow(self, self._attached, parts.ground)
         if parts.appender is None:

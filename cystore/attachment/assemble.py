@@ -10,7 +10,7 @@ from pathlib import Path
 from cystore._native.append.appender import Appender
 from cystore._native.append.group_commit import GroupCommit
 from cystore._native.derived.delay import Delivered
-from cystore._native.memory.control import Control
+from cystore._native.memory.control import CONFIRMED, WROTE, Control
 from cystore.attachment.attachment import Attachment as Attachment
 from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.dispatch.backlog import BacklogKeeper
@@ -22,7 +22,6 @@ from cystore.derived.dispatch.remove import QueueRemover
 from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.derived.files.index import IndexFiles
 from cystore.derived.files.offsets import reserve_queue_offsets
-from cystore.derived.reading.confirmed import ConfirmedReader
 from cystore.derived.reading.dispatch_help import DispatchHelp
 from cystore.derived.reading.reader import Reader
 from cystore.engine.files.checkpoint import Checkpoint
@@ -160,9 +159,8 @@ def compose(
             light_queues_max=config.max_lmq_consume_queue_num if config.enable_multi_dispatch else 0,
             commits=flusher.commits,
         )
-    reader = (Reader if config.read_unconfirmed else ConfirmedReader)(
-        control, commit_log, queues, index, dispatcher, config, filters
-    )
+    read_end = WROTE if config.read_unconfirmed else CONFIRMED
+    reader = Reader(control, commit_log, queues, index, dispatcher, config, filters, read_end)
     waiting = WaitingQueues(control, commit_log, config)
     dispatch_help = DispatchHelp(
         control, dispatcher, commit_log.files.directory, "delivering only dispatched messages"

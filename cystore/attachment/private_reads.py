@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
+from cystore._native.memory.control import CONFIRMED
 from cystore._native.record.message import Message
 from cystore.attachment.attach import Attachment
 from cystore.engine.log.commit_log import check_offset, tell_cleaned
@@ -83,7 +84,7 @@ def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None)
     scan that follows the parts."""
     parts = attached()
     if parts.ground is None:
-        if parts.control.confirming and not parts.reader.is_whole:
+        if parts.control.confirming and parts.reader.read_end == CONFIRMED:
             end = parts.reader.log_end if end is None else min(check_offset(end), parts.reader.log_end)
         return parts.commit_log.scan(begin, end, over_cleaned=True)
     first, last = (None if at is None else check_offset(at) for at in (begin, end))

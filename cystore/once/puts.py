@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore import clock
+from cystore._native.memory.control import WROTE
 from cystore._native.record.argument_checks import choice, text, whole
 from cystore._native.record.message import PutResult, place_of
 from cystore._native.system.failpoint import failpoint
@@ -85,9 +86,9 @@ def _known(parts: Attachment, topic: str, key: str, window_ms: int) -> PutResult
     is inside of every window. An unconfirmed message counts: readers get it soon."""
     parts.control.commit()
     begin_ms = max(clock.now_ms(parts.control) - window_ms, 0)
-    whole = parts.reader.whole
-    for message in reversed(whole.query(topic, key, INT32_MAX, begin_ms=begin_ms)):
-        if message.unique_key == key and whole.sees(message):
+    reader = parts.reader
+    for message in reversed(reader.query(topic, key, INT32_MAX, begin_ms=begin_ms, read_end=WROTE)):
+        if message.unique_key == key and reader.sees(message, read_end=WROTE):
             return place_of(message)
     return None
 

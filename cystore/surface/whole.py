@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cystore._native.lookup.key_reader import QueryResult
+from cystore._native.memory.control import WROTE
 from cystore._native.record.message import Message
 from cystore.attachment.attach import Attachment
 from cystore.derived.reading.by_key import DEFAULT_COUNT
@@ -19,8 +20,7 @@ class WholeLog:
 
     def query(self, topic: str, key: str, max_count: int = DEFAULT_COUNT) -> QueryResult:
         """See MessageStore.query."""
-        found: QueryResult = self._attached().reader.whole.query(topic, key, max_count)
-        return found
+        return self._attached().reader.query(topic, key, max_count, read_end=WROTE)
 
     def scan_undispatched(self) -> Iterator[Message]:
         """The records that `query` does not find yet."""

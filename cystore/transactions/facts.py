@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from cystore._native.lookup.key_reader import QueryResult
+from cystore._native.memory.control import WROTE
 from cystore._native.record.message import Message
 from cystore.attachment.attachment import Attachment
 from cystore.errors import CorruptRecordError, OffsetError
@@ -68,7 +69,7 @@ class LogFacts:
     def _query(self, topic: str, half: HalfMessage) -> QueryResult:
         if half.id.startswith("half-"):  # no unique key, so the index has nothing of it
             return QueryResult()
-        found = self._parts.reader.whole.query(topic, half.id, COUNT_MAX, with_expired=True)
+        found = self._parts.reader.query(topic, half.id, COUNT_MAX, with_expired=True, read_end=WROTE)
         own = [message for message in found if half.id in (message.unique_key, *message.keys)]
         return QueryResult(own, found.damaged)
 

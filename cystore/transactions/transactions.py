@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore import clock
+from cystore._native.memory.control import WROTE
 from cystore._native.record.argument_checks import any_text, choice, function, whole
 from cystore._native.record.message import Message, PutResult, encode_host
 from cystore._native.system.failpoint import failpoint
@@ -232,7 +233,7 @@ class Transactions:
         """The error for a transaction that is ended or unknown, with its outcome if that is known."""
         found = [
             op.properties[OUTCOME]
-            for op in self._store._attached().reader.whole.query(OP_TOPIC, transaction)
+            for op in self._store._attached().reader.query(OP_TOPIC, transaction, read_end=WROTE)
             if op.properties.get(OUTCOME) in OUTCOMES
         ]
         what = f"it was {OUTCOMES[found[0]]}" if found else "the store knows no open transaction of this id"
@@ -245,8 +246,8 @@ class Transactions:
         if parts.transactions is None:
             offsets = self._store.groups.offsets(GROUP)
             parts.transactions = TransactionTable(
-                parts.reader.whole.get, offsets.get((HALF_TOPIC, 0), 0), offsets.get((OP_TOPIC, 0), 0),
-                LogFacts(parts),
+                partial(parts.reader.get, read_end=WROTE),
+                offsets.get((HALF_TOPIC, 0), 0), offsets.get((OP_TOPIC, 0), 0), LogFacts(parts),
             )  # fmt: skip
             self._mark_lost_notes(parts, parts.transactions)
         assert isinstance(parts.transactions, TransactionTable)

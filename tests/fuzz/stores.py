@@ -34,6 +34,7 @@ from tests.oracle.log import Log
 from tests.oracle.queue import encode_entry, entries_of
 from tests.oracle.record import NotValid, Record, parse
 from tests.support import parts
+from tests.support.parts import QueueInMemory
 
 logging.getLogger("cystore").setLevel(logging.CRITICAL)  # reports of damage, by the thousand
 MEMORY = Path("/dev/shm")
@@ -103,28 +104,32 @@ def _check(message: cystore.Message, log: bytes) -> None:
     same("queue", (message.queue_id, message.queue_offset), (expected.queue_id, expected.queue_offset))
 
 
+@cache
+def _queue() -> QueueInMemory:
+    return QueueInMemory(LOG_BYTES, LIMITS)
+
+
 def run_queue(data: bytes) -> None:
     """A batch through entries and a log that may both be wrong."""
     log, entries, _ = _edited(data)
-    segment, file = _mapped(log), _mapped(entries)
-    window = LogWindow(lambda _: segment)
+    segment = _mapped(log)
+    window, queue = LogWindow(lambda _: segment), _queue()
+    queue.fill(entries)
     tags = TagFilter("red || t") if data[:1] > b"\x80" else None
     first, count = 0, len(entries) // 20
     while first < count:
         try:
-            found, done, _, _ = queue_kernel.read_batch(
-                window, 0, len(log), file, first, count - first, b"T", 0, LIMITS, 32, tags
-            )
+            result, done = queue.get(first, 32, window=window, tags=tags)
         except CorruptRecordError:
             first += 1
             continue
-        for message in found:
+        for message in result.messages:
             _check(message, bytes(log))
             same("queue", (message.topic, message.queue_id), ("T", 0))
         first += max(done, 1)
     with contextlib.suppress(CorruptRecordError):
-        queue_kernel.read_batch(window, 0, len(log), file, 0, count, b"T", 0, LIMITS, 32, tags, raw=True)
-    queue_kernel.step_over_holes(file, 0, len(entries), True)
+        queue.get(0, 32, window=window, tags=tags, raw=True)
+    queue_kernel.step_over_holes(_mapped(entries), 0, len(entries), True)
 
 
 class _Near:

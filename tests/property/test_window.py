@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.record.message import Message
 from cystore._native.record.window import Drops, LogWindow
 from cystore.errors import OffsetError, StoreResourceError
 from tests.oracle.queue import encode_entry, entry_of
 from tests.oracle.record import Record, encode
+from tests.support.parts import QueueInMemory
 
 BYTES = 512  # of a segment
 WANTED = 2000  # records of a batch
@@ -46,8 +47,8 @@ class Log:
         ]
         self.records = {record.physical_offset: record for record in records}
         entries = b"".join(encode_entry(entry_of(record)) for record in records)
-        self.entries = MappedFile.anonymous(0, len(entries))
-        self.entries.write(0, entries)
+        self.queue = QueueInMemory(self.wrote, LIMITS)
+        self.queue.fill(entries)
 
     def segment_for(self, offset: int) -> MappedFile:
         if offset < self.minimum:
@@ -64,11 +65,14 @@ class Log:
 
     def get(self, window: LogWindow, first: int, count: int) -> tuple[list[int], int]:
         """The places of the messages of a batch, after a look at their bodies, and the entries examined."""
-        found, done, _, _ = queue_kernel.read_batch(
-            window, self.minimum, self.wrote, self.entries, first, count, b"T", 0, LIMITS, WANTED
-        )
+        found, done = self.messages(window, first, count)
         assert [bytes(message.body) for message in found] == [b"%d" % m.physical_offset for m in found]
         return [message.physical_offset for message in found], done
+
+    def messages(self, window: LogWindow, first: int, count: int) -> tuple[list[Message], int]:
+        self.queue.control.min_physical_offset = self.minimum
+        result, done = self.queue.get(first, count, window=window)
+        return result.messages, done
 
     def kept(self) -> set[int]:
         """The segments that are still mapped."""
@@ -129,9 +133,7 @@ def test_segments_below_the_minimum_are_let_go():
     log = Log(list(range(100)))
     window = log.window()
     log.get(window, 0, 100)
-    held = queue_kernel.read_batch(
-        window, 0, log.wrote, log.entries, 10, 1, b"T", 0, LIMITS, 1
-    )[0]  # fmt: skip
+    held, _ = log.messages(window, 10, 1)
     log.minimum = log.places[60] + 8  # inside the segment: it stays
     log.get(window, 80, 1)
     assert log.kept() == {10, *range(60, 100)}

@@ -1,16 +1,21 @@
 """The parts of a store over a log that a test wrote, put together without recovery: control block, queues, index,
-reader."""
+reader; and a queue in memory, read by the kernel of `get`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore._native.memory.control import Control
+from cystore._native.derived.queue import BatchLimits, TagFilter
+from cystore._native.lookup.counts import ReadCounts
+from cystore._native.lookup.get_result import GetResult
+from cystore._native.lookup.queue_reader import QueueReader
+from cystore._native.memory.control import WROTE, Control
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.record.window import LogWindow
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
-from cystore.derived.files.consume_queue import ConsumeQueues
+from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.files.index import IndexFiles
 from cystore.derived.reading.reader import Reader
 from cystore.engine.files.segments import Mode
@@ -18,6 +23,7 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.manifest import Facts, Manifest
+from cystore.filters.sql import SqlFilter
 from cystore.system import files
 from tests.oracle.log import Log
 
@@ -104,3 +110,63 @@ def attach(
     control.on_repair("dispatch", dispatcher.repair)
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
     return Parts(root, config, control, commit_log, queues, index, dispatcher, reader)
+
+
+class QueueInMemory:
+    """Queue T/0 of a log that ends at `wrote`. What is missing cannot be made again."""
+
+    def __init__(self, wrote: int, limits: BatchLimits) -> None:
+        self.control = control_block(StoreConfig(), 64)
+        self.slot = self.control.add_queue("T", 0)
+        self.control.wrote = self.control.dispatched = wrote
+        self._windows: list[LogWindow] = []
+        counts = ReadCounts(self.control, lambda: None)
+        self._reader = QueueReader(
+            self.control, self, None, limits, self._windows, counts, SqlFilter, None, WROTE
+        )
+
+    def fill(self, entries: bytes) -> None:
+        """The entries of the queue from now on. There are never fewer than before."""
+        self._file = MappedFile.anonymous(0, len(entries))
+        self._file.write(0, entries)
+        self._reader.forget_files()
+        for move in (self.control.set_queue_next, self.control.set_queue_dispatched):
+            move(self.slot, len(entries) // ENTRY_BYTES)
+
+    def get(
+        self,
+        first: int,
+        count: int,
+        *,
+        window: LogWindow,
+        tags: TagFilter | None = None,
+        raw: bool = False,
+    ) -> tuple[GetResult, int]:
+        """The answer of a get that looks through the window, and the number of entries examined."""
+        self._window: LogWindow | None = window
+        try:
+            result = self._reader.batch(b"T", 0, first, count, raw, tags, None, None, None, WROTE)
+        finally:
+            self._windows.clear()
+            self._window = None
+        return result, result.next_offset - first
+
+    # ------------------------------------------------------------- what the kernel asks QueueObstacles for
+
+    def window(self) -> LogWindow | None:
+        return self._window
+
+    def file_of(self, slot: int, queue_offset: int) -> MappedFile:
+        return self._file
+
+    def forget_cleaned(self) -> None:
+        """The window lets the segments go in the next get."""
+
+    def heal(self, slot: int, queue_offset: int, tries: int) -> bool:
+        return False
+
+    def from_log(self, slot: int, queue_offset: int, room: int, walks: int) -> None:
+        return None
+
+    def behind_file(self, slot: int, queue_offset: int) -> int:
+        return queue_offset + 1

@@ -183,7 +183,7 @@ cdef inline bint move_wrote(int64_t* end, int64_t to) noexcept nogil:
     records."""
     if to <= end[0]:
         return False
-    store_i64(end, to)  # release: publishes the records; acquire in Control.wrote, queue.pyx, _native/lookup
+    store_i64(end, to)  # release: publishes the records; acquire in Control.wrote, queue.pxd, _native/lookup
     return True
 
 
@@ -200,7 +200,7 @@ cdef inline bint publish_records(control_block* block, append_target* target, in
 
 cdef inline void publish_place(append_item* item) noexcept nogil:
     if takes_queue_offset(item.sys_flag):
-        store_i64(&item.entry.next, item.queue_offset + 1)  # release; acquire in queue.pyx, queue_reader.pyx
+        store_i64(&item.entry.next, item.queue_offset + 1)  # release; acquire in queue.pxd, queue_reader.pyx
         failpoint("append.next_set")
     store_u64(&item.entry.put_bytes, item.entry.put_bytes + item.size)
 

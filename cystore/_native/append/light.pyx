@@ -185,7 +185,7 @@ cdef void light_claim(light_claims* claims) noexcept nogil:
 cdef void light_publish(light_claims* claims) noexcept nogil:
     cdef int i
     for i in range(claims.count):
-        store_i64(&claims.entries[i].next, claims.entries[i].claimed)  # release; acquire in queue.pyx, queue_reader.pyx
+        store_i64(&claims.entries[i].next, claims.entries[i].claimed)  # release; acquire in queue.pxd, queue_reader.pyx
         failpoint("append.light_next")
 
 

@@ -97,7 +97,7 @@ cdef int _put_queue(dispatch_state* d, pending_record* r, bint with_ext) noexcep
     files.used = d.round
     queue.last_physical_end = r.end
     queue.last_store_timestamp = r.store_timestamp
-    # release: publishes the entry; acquire in queue.pyx: queue_state, queue_reader.pyx: _get
+    # release: publishes the entry; acquire in queue.pxd: look_at_queue
     store_i64(&queue.dispatched, r.queue_offset + 1)
     failpoint("dispatch.queue")
     return DISPATCH_DONE
@@ -165,7 +165,7 @@ cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
     failpoint("dispatch.index")
     d.keys_done = 0
     d.position = r.end
-    # release: publishes all entries; acquire in Control.dispatched, KeyReader.begin, queue_reader.pyx: _get
+    # release: publishes all entries; acquire in Control.dispatched, KeyReader.begin, get_call.pxd: get_look
     store_i64(&d.block.dispatched, r.end)
     failpoint("dispatch.record")
     return DISPATCH_DONE

@@ -2,7 +2,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from cystore._native.filters.bitmap cimport GroupBits
 from cystore._native.filters.program cimport filter_program
+from cystore._native.layout cimport control_block, queue_entry
+from cystore._native.memory.atomics cimport load_i64
 from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.message cimport Message
 from cystore._native.record.record_view cimport record_parts
 from cystore._native.record.window cimport LogWindow, log_window
 
@@ -16,6 +19,26 @@ cdef enum SelectStatus:
 cdef enum:
     SELECT_BAD_ENTRY = 32       # `status`: the entry has impossible values
     SELECT_OTHER_RECORD = 33    # the entry points to a record of another size, queue or queue offset
+
+# One look at a queue: the queue offsets of its first message, behind its last entry, and behind its last message; and
+# the bounds of the log.
+cdef struct queue_look:
+    int64_t minimum
+    int64_t dispatched
+    int64_t following
+    int64_t log_minimum
+    int64_t wrote
+
+
+cdef inline void look_at_queue(control_block* block, queue_entry* entry, queue_look* state) noexcept nogil:
+    """The order of the acquire loads matters: entries below `dispatched` (release in dispatch.pyx: _put_queue) point
+    below `wrote` (release in append.pxd: move_wrote)."""
+    state.following = load_i64(&entry.next)
+    state.minimum = load_i64(&entry.minimum)
+    state.dispatched = load_i64(&entry.dispatched)
+    state.log_minimum = load_i64(&block.min_physical_offset)
+    state.wrote = load_i64(&block.wrote)
+
 
 # The tags that a reader wants.
 cdef struct tag_filter:
@@ -86,6 +109,10 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil
 # The messages of a selection, or the bytes and begins of their records. All of them are verified.
 cdef list selected_messages(selection* s, LogWindow window)
 cdef tuple selected_records(selection* s)
+# The record that SELECT_ASK asks about, and the error for the entry or record of SELECT_DAMAGED. `file` has the
+# entries.
+cdef Message asked_message(const selection* s, LogWindow window)
+cdef object selection_damage(const selection* s, LogWindow window, MappedFile file)
 cdef bint selection_behind(const selection* s, const log_window* window) noexcept nogil
 # Reserves room in the window for the selected records, until the next call.
 cdef int selection_room(selection* s, LogWindow window) except -1
@@ -95,6 +122,8 @@ cdef class UnitReader:
     cdef readonly int64_t born
     cdef object file_of
     cdef MappedFile file            # the last one
+    # Makes a selection examine the units.
+    cdef int begin(self, selection* s) except -1
     cdef int need(self, unit_view* units, int64_t position) except -1
 
 cdef class TagFilter:

@@ -1,14 +1,11 @@
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 from _typeshed import WriteableBuffer
 
 from cystore._native.filters.bitmap import GroupBits
-from cystore._native.filters.program import FilterProgram
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.record.message import Message
-from cystore._native.record.window import LogWindow
 
 @final
 class TagFilter:
@@ -41,25 +38,6 @@ class BatchLimits:
 def queue_state(
     control: Control, topic: bytes, queue_id: int
 ) -> tuple[int, int, int, int, int, int] | None: ...
-
-# The first item is a list of Message; with `raw` the records' bytes and an array of where each begins.
-def read_batch(
-    window: LogWindow,
-    minimum: int,
-    wrote: int,
-    file: MappedFile,
-    first: int,
-    count: int,
-    topic: bytes,
-    queue_id: int,
-    limits: BatchLimits,
-    max_count: int,
-    tags: TagFilter | None = None,
-    raw: bool = False,
-    program: FilterProgram | None = None,
-    predicate: Callable[[Message], object] | None = None,
-    units: UnitReader | None = None,
-) -> tuple[Any, int, int, bool]: ...
 def put_entry(
     data: WriteableBuffer, position: int, physical_offset: int, size: int, tags_code: int
 ) -> None: ...

@@ -14,9 +14,9 @@ import array
 
 from cystore._native.derived.queue_ext cimport EXT_OK, ext_is_address, ext_position, ext_read, ext_view
 from cystore._native.filters.bitmap cimport GroupBits, bitmap_lacks
-from cystore._native.filters.program cimport FilterProgram, filter_matches
+from cystore._native.filters.program cimport filter_matches
 from cystore._native.layout cimport (
-    HOLE_ENTRY_SIZE, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, QUEUE_ENTRY_BYTES, SCHEDULE_TOPIC_TEXT, TOPIC_BYTES_MAX,
+    HOLE_ENTRY_SIZE, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, QUEUE_ENTRY_BYTES, TOPIC_BYTES_MAX,
     control_block, queue_entry, queue_entry_disk_physical_offset, queue_entry_disk_set_physical_offset,
     queue_entry_disk_set_size, queue_entry_disk_set_tags_code, queue_entry_disk_size, queue_entry_disk_tags_code
 )
@@ -34,7 +34,7 @@ from cystore._native.record.window cimport (
     window_prefetch
 )
 from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
-from cystore.errors import CorruptRecordError, MessageIllegalError, StoreResourceError
+from cystore.errors import CorruptRecordError, MessageIllegalError
 
 cdef enum:
     # The processor does not foresee where the records of a queue lie. The kernel fetches the record so many entries
@@ -276,6 +276,14 @@ cdef class UnitReader:
     def __cinit__(self, GroupBits bits not None, int64_t born, file_of):
         self.bits, self.born, self.file_of = bits, born, file_of
 
+    cdef int begin(self, selection* s) except -1:
+        s.units.bits = &self.bits.bits[0]
+        s.units.bitmap_bytes = self.bits.bitmap_bytes
+        s.units.born = self.born
+        s.units.base = s.units.end = 0
+        s.units.address = NULL
+        return 0
+
     cdef int need(self, unit_view* units, int64_t position) except -1:
         """Brings in the file of the unit at a position. Without a file, that unit alone is known to be missing."""
         cdef MappedFile file = self.file_of(position)
@@ -305,65 +313,34 @@ cdef class BatchLimits:
 
 
 def queue_state(Control control not None, bytes topic not None, int32_t queue_id):
-    """(slot, minimum, dispatched, next, log minimum, wrote) of a queue, None when it is unknown.
-
-    The order of the acquire loads matters: entries below `dispatched` (release in dispatch.pyx: _put_queue) point below
-    `wrote` (release in append.pxd: move_wrote).
-    """
+    """(slot, minimum, dispatched, next, log minimum, wrote) of a queue, None when it is unknown."""
     cdef control_block* block = control.checked()
-    cdef queue_entry* entry
-    cdef int64_t minimum, dispatched, next
-    if len(topic) > <Py_ssize_t>TOPIC_BYTES_MAX:
-        return None
-    entry = control_find_queue(block, <const uint8_t*>PyBytes_AS_STRING(topic), <int>len(topic), queue_id)
+    cdef queue_entry* entry = NULL
+    cdef queue_look state
+    if len(topic) <= <Py_ssize_t>TOPIC_BYTES_MAX:
+        entry = control_find_queue(block, <const uint8_t*>PyBytes_AS_STRING(topic), <int>len(topic), queue_id)
     if entry == NULL:
         return None
-    next = load_i64(&entry.next)
-    minimum = load_i64(&entry.minimum)
-    dispatched = load_i64(&entry.dispatched)
-    return (entry - control_slot(block, 0), minimum, dispatched, next, load_i64(&block.min_physical_offset),
-            load_i64(&block.wrote))
+    look_at_queue(block, entry, &state)
+    return (entry - control_slot(block, 0), state.minimum, state.dispatched, state.following, state.log_minimum,
+            state.wrote)
 
 
-cdef _damage(const selection* s, LogWindow window, MappedFile file):
-    """The error for the entry or record at which `queue_select` stopped."""
+cdef Message asked_message(const selection* s, LogWindow window):
+    cdef MappedFile segment = window.file_of(s.wanted)
+    cdef int64_t end = min(segment.base + segment.length, window.c.wrote)
+    return stored_message(segment, s.wanted - segment.base, end - s.wanted, True)
+
+
+cdef object selection_damage(const selection* s, LogWindow window, MappedFile file):
     cdef MappedFile segment = window.file_of(s.wanted)
     number = s.first + s.at
     if s.status == SELECT_BAD_ENTRY or s.status == SELECT_OTHER_RECORD or segment is None:
         reason = "points to another record" if s.status == SELECT_OTHER_RECORD else "points outside the log"
-        return CorruptRecordError(f"the consume queue entry of queue offset {number} {reason}", path=file.path,
-                                  offset=number * QUEUE_ENTRY_BYTES)
+        return CorruptRecordError(f"the consume queue entry of queue offset {number} {reason}",
+                                  path=None if file is None else file.path, offset=number * QUEUE_ENTRY_BYTES)
     return CorruptRecordError(f"the record of queue offset {number} is not valid: {_STATUS_NAMES[s.status]}",
                               path=segment.path, offset=s.wanted)
-
-
-cdef int _select(selection* s, LogWindow window, MappedFile file, predicate, UnitReader units) except -1:
-    """Runs the selection to its end and maps segments on demand. A batch with messages ends where one more segment
-    would evict another from the window, or where there is no room for one more."""
-    cdef MappedFile segment
-    cdef int status
-    while True:
-        with nogil:
-            status = queue_select(s, &window.c)
-        if status == SELECT_ASK:
-            segment = window.file_of(s.wanted)
-            end = min(segment.base + segment.length, window.c.wrote)
-            s.answer = ANSWER_TAKE if predicate(stored_message(segment, s.wanted - segment.base, end - s.wanted,
-                                                               True)) else ANSWER_LEAVE
-        elif status == SELECT_NEED_UNITS:
-            units.need(&s.units, s.wanted)
-        elif status == SELECT_NEED_SEGMENT and not (s.found and window.is_full(s.wanted)):
-            try:
-                window.need(s.wanted, s.found != 0)
-            except StoreResourceError:
-                if s.found == 0:
-                    raise
-                return 0
-        elif status == SELECT_DAMAGED and s.found == 0 and not (s.at and (s.program != NULL or s.asks)):
-            # Damage behind messages that a filter refused ends the batch; the next batch begins with the damage.
-            raise _damage(s, window, file)
-        else:
-            return 0
 
 
 cdef bint selection_behind(const selection* s, const log_window* window) noexcept nogil:
@@ -421,55 +398,6 @@ cdef tuple selected_records(selection* s):
         with nogil:
             _copy(s, to, <int64_t*>begins.data.as_longlongs)
     return whole, begins
-
-
-def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, MappedFile file not None, int64_t first,
-               int64_t count, bytes topic not None, int32_t queue_id, BatchLimits limits not None, int32_t max_count,
-               TagFilter tags=None, bint raw=False, FilterProgram program=None, predicate=None,
-               UnitReader units=None):
-    """Messages of the `count` entries of a consume queue file that begin with queue offset `first`.
-
-    A message passes if it has one of the `tags` and if `program`, and then `predicate(message)`, is true for it. A
-    record is not read if `units` say that `program` is not true.
-
-    Returns (messages, number of entries examined, how many of those stood for no message, whether by the limits memory
-    no longer holds the next messages). With `raw`, (bytes of the records, array of their begins) replaces the messages.
-    A damaged message raises CorruptRecordError if it would be the first of the batch.
-    """
-    cdef selection s
-    cdef int64_t begin = first * QUEUE_ENTRY_BYTES - file.base
-    if first < 0 or count < 0 or max_count < 1 or begin < 0 or begin + count * QUEUE_ENTRY_BYTES > file.length:
-        raise ValueError(f"{count} entries from {first} are not in {file!r}, or max_count {max_count} is below 1")
-    s.entries = file.address + begin
-    s.first = first
-    s.count = count
-    s.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
-    s.topic_len = <int>len(topic)
-    s.queue_id = queue_id
-    s.codes_are_hashes = topic != SCHEDULE_TOPIC_TEXT
-    s.limits = limits.c
-    s.limits.max_count = min(max_count, max(limits.c.count_in_memory, limits.c.count_in_disk))
-    if tags is not None:
-        s.filter = tags.c
-    else:
-        s.filter.count = 0
-    s.program = NULL if program is None else &program.c
-    s.units.bits = NULL
-    if units is not None and program is not None:
-        s.units.bits = &units.bits.bits[0]
-        s.units.bitmap_bytes = units.bits.bitmap_bytes
-        s.units.born = units.born
-        s.units.base = s.units.end = 0
-        s.units.address = NULL
-    s.asks = predicate is not None
-    s.answer = ANSWER_NONE
-    s.at = s.found = s.found_bytes = s.missing = s.wanted = 0
-    s.passed = -1
-    selection_room(&s, window)
-    window.move(minimum, wrote)
-    _select(&s, window, file, predicate, units)
-    found = selected_records(&s) if raw else selected_messages(&s, window)
-    return found, s.at, s.missing, selection_behind(&s, &window.c)
 
 
 def put_entry(uint8_t[::1] data, Py_ssize_t position, int64_t physical_offset, int32_t size, int64_t tags_code):

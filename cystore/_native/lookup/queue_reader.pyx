@@ -1,18 +1,20 @@
-"""Fast path of `get` and `read`. It answers nearly every call and releases the GIL once: it dispatches if dispatch is
-behind, selects the messages and verifies them.
+"""`get` and `read`: the messages of a queue from a queue offset on, and the record at a place of the log.
+
+One call dispatches if dispatch is behind, looks at the queue, selects its messages and verifies them, and releases the
+GIL once. If something is missing (a mapping, an entry, a turn of another dispatcher), the kernel ends with a status
+that names it. `QueueObstacles` (derived/reading/by_offset.py) removes the obstacle, and the kernel looks again.
 
 A read-only handle does not dispatch: it takes the missing entries from its table of the log's tail.
-
-The general path (reader.py) answers all other calls: tags, a callable, another dispatcher at work, a cleaned queue,
-damage. Results of the fast path are FOUND, NO_MATCHED_MESSAGE and MESSAGE_WAS_REMOVING.
 """
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp
 
 import sys
 
@@ -20,25 +22,31 @@ from cystore._native.append.arguments cimport (
     KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_python,
     known_callers, place_defaults, place_keywords, whole_argument
 )
-from cystore._native.derived.dispatch cimport DispatchKernel, dispatch_turn
-from cystore._native.derived.gather cimport dispatch_state
+from cystore._native.derived.dispatch cimport DispatchKernel
 from cystore._native.derived.queue cimport (
-    ANSWER_NONE, BatchLimits, SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, chosen_record, queue_select,
-    selected_messages, selected_records, selection, selection_behind, selection_room
+    ANSWER_LEAVE, ANSWER_NONE, ANSWER_TAKE, BatchLimits, SELECT_ASK, SELECT_BAD_ENTRY, SELECT_DAMAGED, SELECT_DONE,
+    SELECT_NEED_SEGMENT, SELECT_NEED_UNITS, TagFilter, UnitReader, asked_message, chosen_record, queue_look,
+    queue_select, selected_messages, selected_records, selection, selection_behind, selection_damage, selection_room
 )
 from cystore._native.filters.program cimport FilterProgram
-from cystore._native.layout cimport QUEUE_ENTRY_BYTES, TOPIC_BYTES_MAX, control_block, queue_entry
+from cystore._native.layout cimport (
+    QUEUE_ENTRY_BYTES, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT, TOPIC_BYTES_MAX, control_block
+)
 from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, load_u32, prefetch_for_read
 from cystore._native.memory.control cimport Control, PLACE_LOOK_MS
 from cystore._native.memory.locks cimport control_intact
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
+from cystore._native.lookup.get_call cimport (
+    GET_CLEANED, GET_GONE, GET_IN_TAIL, GET_NEED_BITS, GET_NEED_DISPATCH, GET_NEED_END, GET_NEED_FILE, GET_OUTSIDE,
+    examined_by, get_call, get_look, get_select, queue_place
+)
 from cystore._native.lookup.get_result cimport GetResult, get_result
 from cystore._native.lookup.counts cimport ReadCounts
 from cystore._native.lookup.tail_table cimport TailTable
 from cystore._native.record.message cimport Message, found_message
 from cystore._native.record.record_read cimport record_intact
-from cystore._native.record.record_view cimport RECORD_OK, record_view
+from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view
 from cystore._native.record.window cimport LogWindow, WINDOW_NEED_SEGMENT, log_window, window_record
 from cystore.errors import CorruptRecordError, OffsetError, StoreResourceError
 from cystore.results import GetStatus
@@ -55,72 +63,37 @@ cdef enum:
     PLACES = 64             # mapped consume queue files; more when queues need the same place
     PLACES_MAX = 16384
     FILE_ENTRIES = 300000   # RocketMQ's default, until the first file is mapped
-    FILTERED_ENTRIES = 800  # as in reader.py
-    NEED_FILE = 64          # beside SelectStatus: the queue's file is not mapped
-    NOT_HERE = 65           # the general path has to answer
-    IN_TAIL = 66            # the message is not dispatched, and this process may not dispatch
+    LEAST_EXAMINED = 800    # entries that one filtered batch examines (16,000 bytes in RocketMQ)
+    OFFSET_MAX = 0x400000000000000  # 2^58: the position of a higher offset is no int64_t
+    LOOKS_MAX = 100         # so often a get looks again when a cleaner removes what it is about to read
+
+FILTERED_ENTRIES = LEAST_EXAMINED
 
 cdef object FOUND = GetStatus.FOUND
 cdef object REMOVING = GetStatus.MESSAGE_WAS_REMOVING
 cdef object NO_MATCH = GetStatus.NO_MATCHED_MESSAGE
+cdef object NO_QUEUE = GetStatus.NO_MATCHED_LOGIC_QUEUE
+cdef object NO_MESSAGE = GetStatus.NO_MESSAGE_IN_QUEUE
+cdef object FOUND_NULL = GetStatus.OFFSET_FOUND_NULL
+cdef object TOO_SMALL = GetStatus.OFFSET_TOO_SMALL
+cdef object OVERFLOW_ONE = GetStatus.OFFSET_OVERFLOW_ONE
+cdef object OVERFLOW_BADLY = GetStatus.OFFSET_OVERFLOW_BADLY
 
-# A mapped consume queue file.
-cdef struct queue_place:
-    uint32_t queue          # slot + 1; 0: none
-    uint32_t removals       # of the queue, before the file was mapped
-    int64_t base
-    int64_t end
-    const uint8_t* address
-
-# The state of one `get`.
-cdef struct get_call:
-    control_block* block
-    queue_entry* entry
-    dispatch_state* turn    # NULL: no turn of dispatch. Else the call holds the dispatch lock until the turn is made
-    queue_place place
-    selection select
-    bint has_tail
-    int64_t wrote           # at the begin, if dispatch was behind: the result must include earlier messages; else 0
-    int64_t offset
-    int64_t examined        # the most entries that the call examines
-    int64_t minimum
-    int64_t dispatched
-    int64_t following
-    int64_t log_minimum
-
-
-cdef inline int64_t _examined(const get_call* c) noexcept nogil:
-    """How many entries the call examines if each of them stands for a message."""
-    return c.select.limits.max_count if c.select.program == NULL else c.examined
-
-
-cdef int _get(get_call* c, log_window* window) except -1 nogil:
-    """Makes the turn of dispatch, then selects. The order of the acquire loads matters: entries below `dispatched`
-    (release in dispatch.pyx: _put_queue) point below `wrote` (release in append.pxd: move_wrote)."""
-    if c.turn != NULL:
-        dispatch_turn(c.turn)
-        c.turn = NULL
-    c.following = load_i64(&c.entry.next)
-    c.minimum = load_i64(&c.entry.minimum)
-    c.dispatched = load_i64(&c.entry.dispatched)
-    window.wrote = load_i64(&c.block.wrote)
-    if c.offset < c.minimum or load_i64(&c.block.min_physical_offset) != c.log_minimum:
-        return NOT_HERE
-    if c.offset >= c.dispatched:
-        return IN_TAIL if c.has_tail and c.offset < c.following else NOT_HERE
-    if c.offset > c.dispatched - _examined(c) and load_i64(&c.block.dispatched) < c.wrote:
-        return NOT_HERE
-    return _select(c, window)
-
-
-cdef int _select(get_call* c, log_window* window) except -1 nogil:
-    cdef int64_t position = c.offset * <int64_t>QUEUE_ENTRY_BYTES
-    if c.place.address == NULL or not c.place.base <= position < c.place.end \
-            or c.place.removals != load_u32(&c.entry.removals):
-        return NEED_FILE
-    c.select.entries = c.place.address + (position - c.place.base)
-    c.select.count = min(min(c.dispatched, c.place.end // <int64_t>QUEUE_ENTRY_BYTES) - c.offset, c.examined)
-    return queue_select(&c.select, window)
+cdef GetResult _outside(const get_call* c):
+    """The answer for an offset without an entry. Offsets below `following` are acknowledged, and get their entries when
+    dispatch has caught up; offsets behind a confirmed end may get there."""
+    cdef const queue_look* q = &c.state
+    cdef int64_t end = q.dispatched, following = max(end, q.following)
+    if c.is_cut and c.offset >= end:
+        following = c.offset
+    if following == 0:
+        return get_result(NO_MESSAGE, None, 0, 0, 0)
+    if c.offset < q.minimum:
+        return get_result(TOO_SMALL, None, q.minimum, q.minimum, end)
+    if c.offset <= following:
+        return get_result(OVERFLOW_ONE, None, c.offset, q.minimum, end)
+    # RocketMQ starts over if nothing was removed yet.
+    return get_result(OVERFLOW_BADLY, None, following if q.minimum else 0, q.minimum, end)
 
 
 cdef int _read(log_window* window, int64_t offset) noexcept nogil:
@@ -135,18 +108,16 @@ cdef int _read(log_window* window, int64_t offset) noexcept nogil:
 @cython.auto_pickle(False)
 @cython.final
 cdef class QueueReader:
-    """`get` and `read` of one attached store, for handles that follow live processes. Safe for threads.
+    """`get` and `read` of one attached store. Safe for threads.
 
-    `filter_class` has a FilterProgram as its attribute `program`. `file_of(slot, queue_offset)` returns a consume
-    queue's mapped file, or None. `new_window()` makes a window; `windows` holds spare windows. `general` and
-    `general_read` answer all other calls, the calls that look at the store's place, and all calls after a fork or
-    `close` detached this object.
+    `obstacles` removes the obstacles of a get: see QueueObstacles in derived/reading/by_offset.py. `windows`
+    holds spare windows. `filter_class` has a FilterProgram as its attribute `program`.
     """
 
     cdef Control control
     cdef DispatchKernel dispatcher
     cdef BatchLimits limits
-    cdef object file_of, new_window, general, general_read
+    cdef object obstacles, general, general_read
     cdef type filter_class
     cdef TailTable tail             # None: this process may dispatch
     cdef list windows
@@ -155,9 +126,9 @@ cdef class QueueReader:
     cdef uint32_t place_count       # a power of two
     cdef int64_t file_entries       # all queue files of a store have the same length
     cdef int64_t manifest_seq       # of the manifest whose damage the spare windows know
-    cdef public int64_t cleaned_below  # the log's minimum when cleaned files were last unmapped
+    cdef int64_t cleaned_below      # the log's minimum when cleaned files were last unmapped
     cdef ReadCounts counts
-    cdef bint bounded               # while the store confirms, `general` answers every `get`
+    cdef int which_end              # a ReadEnd, for calls that name none
 
     def __cinit__(self):
         self.make_places(PLACES)
@@ -165,17 +136,23 @@ cdef class QueueReader:
     def __dealloc__(self):
         free(self.places)
 
-    def __init__(self, Control control not None, DispatchKernel dispatcher not None, BatchLimits limits not None,
-                 list windows not None, ReadCounts counts not None, file_of, new_window, general, general_read,
-                 type filter_class not None, TailTable tail=None, *, bint bounded=False):
-        self.tail = tail
-        self.bounded = bounded
-        self.filter_class = filter_class
-        self.counts = counts
-        self.control, self.dispatcher, self.limits, self.windows = control, dispatcher, limits, windows
-        self.file_of, self.new_window, self.general, self.general_read = file_of, new_window, general, general_read
+    def __init__(self, Control control not None, obstacles not None, DispatchKernel dispatcher,
+                 BatchLimits limits not None, list windows not None, ReadCounts counts not None,
+                 type filter_class not None, TailTable tail, int which_end):
+        self.control, self.obstacles, self.dispatcher, self.limits = control, obstacles, dispatcher, limits
+        self.windows, self.counts, self.filter_class, self.tail = windows, counts, filter_class, tail
+        self.which_end = which_end
         self.manifest_seq = -1
         self.file_entries = FILE_ENTRIES
+
+    def forget_cleaned(self):
+        """Ends the mappings of segments that were cleaned since the last look: their disk space is free when no process
+        maps them."""
+        cdef int64_t minimum = load_i64(&self.control.checked().min_physical_offset)
+        if minimum != self.cleaned_below:
+            self.cleaned_below = minimum
+            self.forget_files()
+            self.obstacles.forget_cleaned()
 
     def forget_files(self):
         """Forgets the mapped consume queue files."""
@@ -208,7 +185,7 @@ cdef class QueueReader:
         if seq != self.manifest_seq:
             self.windows.clear()
             self.manifest_seq = seq
-        return self.windows.pop() if PyList_GET_SIZE(self.windows) else self.new_window()
+        return self.windows.pop() if PyList_GET_SIZE(self.windows) else self.obstacles.window()
 
     cdef int give_back(self, LogWindow window, int64_t seq) except -1:
         if PyList_GET_SIZE(self.windows) < SPARE_WINDOWS and seq == self.manifest_seq:
@@ -219,154 +196,287 @@ cdef class QueueReader:
         """Index of a queue file in `places`. The files of a large queue have different indexes."""
         return (slot + <uint32_t>(offset // self.file_entries)) & (self.place_count - 1)
 
-    cdef MappedFile file_at(self, get_call* c, uint32_t slot):
+    cdef MappedFile file_at(self, get_call* c):
         """Maps the queue file that holds the offset; None without such a file."""
         cdef uint32_t removals = load_u32(&c.entry.removals)
-        cdef MappedFile file = self.file_of(slot, c.offset)
+        cdef MappedFile file = self.obstacles.file_of(c.slot, c.offset)
         cdef queue_place* place
         if file is None:
             return None
         self.file_entries = max(file.length // <Py_ssize_t>QUEUE_ENTRY_BYTES, 1)
-        place = &self.places[self.place_of(slot, c.offset)]
-        if place.queue != 0 and place.queue != slot + 1 and self.place_count < PLACES_MAX:
+        place = &self.places[self.place_of(c.slot, c.offset)]
+        if place.queue != 0 and place.queue != c.slot + 1 and self.place_count < PLACES_MAX:
             self.make_places(4 * self.place_count)
-            place = &self.places[self.place_of(slot, c.offset)]
-        c.place.queue = slot + 1
+            place = &self.places[self.place_of(c.slot, c.offset)]
+        c.place.queue = c.slot + 1
         c.place.removals = removals
         c.place.base = file.base
         c.place.end = file.base + file.length
         c.place.address = file.address
         place[0] = c.place
-        self.files[self.place_of(slot, c.offset)] = file
+        self.files[self.place_of(c.slot, c.offset)] = file
         return file
 
-    cdef int from_tail(self, get_call* c, LogWindow window, uint32_t slot) except -1:
-        """Selects from the entries that dispatch has not written yet: a status of `queue_select`, or NOT_HERE."""
+    cdef MappedFile begin(self, get_call* c):
+        """Sets the selection to its begin, with the queue's file if it is mapped. Returns that file."""
+        cdef uint32_t at = self.place_of(c.slot, c.offset)
+        cdef selection* s = &c.select
+        s.entries = NULL
+        s.units.bits = NULL
+        s.answer = ANSWER_NONE
+        s.at = s.found = s.found_bytes = s.missing = s.wanted = 0
+        s.passed = -1
+        c.place = self.places[at]
+        if c.place.queue != c.slot + 1:
+            c.place.address = NULL
+            return None
+        if c.place.base <= c.position < c.place.end:
+            prefetch_for_read(c.place.address + (c.position - c.place.base))
+        return <MappedFile>self.files[at]
+
+    cdef int from_tail(self, get_call* c, LogWindow window, int64_t wanted) except -1:
+        """Selects from the entries that dispatch has not written yet, at most `wanted` of them."""
         cdef int64_t room = c.select.limits.max_count * <int64_t>(sizeof(chosen_record) // sizeof(int64_t))
-        cdef int64_t wanted = min(c.following - c.offset, _examined(c))
         cdef int64_t* numbers = window.room(room + wanted * <int64_t>QUEUE_ENTRY_BYTES // <int64_t>sizeof(int64_t) + 1)
         cdef uint8_t* entries = <uint8_t*>(numbers + room)
         cdef int status
         c.select.chosen = <chosen_record*>numbers
-        if self.tail.copy(c.block, window, slot, c.offset, wanted, entries, &c.select.count) != RECORD_OK:
-            return NOT_HERE
+        try:
+            status = self.tail.copy(c.block, window, c.slot, c.offset, wanted, entries, &c.select.count)
+        except OffsetError:  # a segment was removed
+            return GET_OUTSIDE
+        if status != RECORD_OK:  # dispatch may have entered the message meanwhile
+            return GET_CLEANED if load_i64(&c.entry.dispatched) > c.offset else GET_OUTSIDE
         c.select.entries = entries
         with nogil:
             status = queue_select(&c.select, &window.c)
-        if (status == SELECT_DONE and c.select.program == NULL and c.select.at == wanted
-                and c.select.found < c.select.limits.max_count and wanted < c.following - c.offset):
-            return NOT_HERE  # expired messages were skipped: more entries are needed
         return status
 
-    cdef GetResult get(self, const uint8_t* topic, int topic_len, int32_t queue_id, int64_t offset, int32_t max_count,
-                       FilterProgram program, bint raw):
-        """The result, or None if the general path has to answer."""
-        cdef control_block* block = self.control.block
-        cdef get_call c
-        cdef LogWindow window
+    cdef MappedFile look(self, get_call* c, LogWindow window):
+        """One look at the queue, with a turn of dispatch if need be. Sets the status, and returns the queue's file if
+        it is mapped: the caller keeps it while the selection goes on."""
         cdef MappedFile file
-        cdef GetResult result
-        cdef uint32_t slot, at
-        cdef int64_t seq, since_ms = clock_coarse_ms()
-        cdef int status
-        if block == NULL or not control_intact(block) or (self.bounded and load_u32(&block.confirming)) \
-                or since_ms - load_i64(&self.control.place_ms) >= PLACE_LOOK_MS:
-            return None
-        c.entry = control_find_queue(block, topic, topic_len, queue_id)
-        if c.entry == NULL:
-            return None
-        keep_block = self.control.file
-        c.block = block
-        c.offset = offset
-        c.examined = max(FILTERED_ENTRIES, max_count)
-        c.log_minimum = load_i64(&block.min_physical_offset)
+        c.log_minimum = load_i64(&c.block.min_physical_offset)
         if c.log_minimum != self.cleaned_below:
-            return None
-        slot = <uint32_t>(c.entry - control_slot(block, 0))
-        at = self.place_of(slot, offset)
-        c.place = self.places[at]
-        file = None
-        if c.place.queue == slot + 1:
-            if c.place.base <= offset * <int64_t>QUEUE_ENTRY_BYTES < c.place.end:
-                prefetch_for_read(c.place.address + (offset * <int64_t>QUEUE_ENTRY_BYTES - c.place.base))
-            file = <MappedFile>self.files[at]
-        else:
-            c.place.address = NULL
-        c.select.entries = NULL
-        c.select.first = offset
-        c.select.topic = topic
-        c.select.topic_len = topic_len
-        c.select.queue_id = queue_id
-        c.select.codes_are_hashes = True  # unused: there are no tags
-        c.select.filter.count = 0
-        c.select.program = NULL if program is None else &program.c
-        c.select.units.bits = NULL
-        c.select.asks = False
-        c.select.answer = ANSWER_NONE
-        c.select.limits = self.limits.c
-        c.select.limits.max_count = min(max_count, max(self.limits.c.count_in_memory, self.limits.c.count_in_disk))
-        c.select.at = c.select.found = c.select.found_bytes = c.select.missing = c.select.wanted = 0
-        c.select.passed = -1
-        window = self.window(block)
-        seq = self.manifest_seq
+            self.forget_cleaned()
+        file = self.begin(c)
         selection_room(&c.select, window)
-        window.move(c.log_minimum, load_i64(&block.wrote))
+        window.move(c.log_minimum, load_i64(&c.block.wrote))
         c.turn = NULL
-        c.wrote = 0
-        c.has_tail = self.tail is not None
-        if not c.has_tail and load_i64(&c.entry.dispatched) < load_i64(&c.entry.next):
-            c.wrote = load_i64(&block.wrote)
-            if self.dispatcher.take_turn():
+        c.awaited = 0
+        if c.waits and load_i64(&c.entry.dispatched) < load_i64(&c.entry.next):
+            c.awaited = load_i64(&c.block.wrote)
+            if self.dispatcher is not None and self.dispatcher.take_turn():
                 c.turn = self.dispatcher.d
-        with nogil:  # no code that can fail stands between `take_turn`, which took the lock, and `_get`
-            status = _get(&c, &window.c)
-        if status == IN_TAIL:
-            try:
-                status = self.from_tail(&c, window, slot)
-            except (OffsetError, CorruptRecordError):
-                return None
-        while status == NEED_FILE or status == SELECT_NEED_SEGMENT:
-            if status == NEED_FILE:
-                file = self.file_at(&c, slot)
-                if file is None:
-                    return None
-            elif c.select.found and window.is_full(c.select.wanted):
-                break  # one more segment would evict another
-            else:
-                try:
-                    window.need(c.select.wanted, c.select.found != 0)
-                except (OffsetError, CorruptRecordError):
-                    return None
-                except StoreResourceError:
-                    if c.select.found == 0:
-                        raise
+        with nogil:  # no code that can fail stands between `take_turn`, which took the lock, and `get_look`
+            c.status = get_look(c, &window.c)
+        return file
+
+    cdef GetResult get(self, const uint8_t* topic, int topic_len, int32_t queue_id, int64_t offset, int32_t max_count,
+                       bint raw, TagFilter tags, FilterProgram program, object predicate, tuple registered,
+                       int which_end, int64_t since_ms):
+        """Looks at the queue, and answers if nothing is missing."""
+        cdef get_call c
+        cdef selection* s = &c.select
+        cdef LogWindow window
+        cdef MappedFile keep_block, file
+        c.raw, c.since_ms = raw, since_ms
+        c.block = self.control.block
+        if c.block == NULL or not control_intact(c.block):
+            self.control.checked()  # raises
+        keep_block = self.control.file
+        c.entry = NULL
+        if topic_len <= <int>TOPIC_BYTES_MAX:
+            c.entry = control_find_queue(c.block, topic, topic_len, queue_id)
+        if c.entry == NULL:
+            return self.nothing(&c, get_result(NO_QUEUE, None, 0, 0, 0))
+        c.slot = <uint32_t>(c.entry - control_slot(c.block, 0))
+        c.offset = offset
+        c.position = offset * <int64_t>QUEUE_ENTRY_BYTES if 0 <= offset <= <int64_t>OFFSET_MAX else -1
+        c.examined = max(LEAST_EXAMINED, max_count)
+        c.is_filtered = program is not None or tags is not None or predicate is not None
+        c.has_tail = self.tail is not None
+        c.waits = not c.has_tail
+        c.needs_bits = registered is not None
+        c.which_end, c.end, c.made = which_end, -1, NULL
+        s.first, s.topic, s.topic_len, s.queue_id = offset, topic, topic_len, queue_id
+        s.filter.count = 0
+        if tags is not None:
+            s.filter = tags.c
+            s.codes_are_hashes = topic_len != <int>SCHEDULE_TOPIC_BYTES \
+                or memcmp(topic, SCHEDULE_TOPIC_TEXT, topic_len) != 0
+        s.program = NULL if program is None else &program.c
+        s.asks = predicate is not None
+        s.limits = self.limits.c
+        s.limits.max_count = min(max_count, max(s.limits.count_in_memory, s.limits.count_in_disk))
+        window = self.window(c.block)
+        c.manifest_seq = self.manifest_seq
+        file = self.look(&c, window)
+        if c.status != SELECT_DONE:
+            return self.look_again(&c, window, file, predicate, registered)
+        return self.found(&c, window, c.state.dispatched)
+
+    cdef GetResult look_again(self, get_call* c, LogWindow window, MappedFile file, predicate, tuple registered):
+        """Removes what is missing after the first look, and looks again, until nothing is missing for an answer."""
+        cdef selection* s = &c.select
+        cdef UnitReader units = None
+        cdef GetResult result
+        cdef object failed = None, damage = None, made = None
+        cdef int64_t from_tail
+        cdef int status, look, healed = 0, walks = 0
+        for look in range(LOOKS_MAX):
+            if look:
+                if window is None:
+                    window = self.window(c.block)
+                    c.manifest_seq = self.manifest_seq
+                file = self.look(c, window)
+            status = c.status
+            from_tail = 0
+            if status == GET_IN_TAIL:
+                from_tail = min(c.state.following - c.offset, examined_by(c))
+                status = self.from_tail(c, window, from_tail)
+            while True:
+                if status == GET_NEED_FILE:
+                    file = self.file_at(c)
+                    if file is None or not c.place.base <= c.position < c.place.end:
+                        status = GET_GONE
+                        break
+                elif status == GET_NEED_BITS:
+                    c.needs_bits = False
+                    units = self.obstacles.units(c.slot, registered)
+                    if units is not None:
+                        units.begin(s)
+                elif status == SELECT_ASK:
+                    s.answer = ANSWER_TAKE if predicate(asked_message(s, window)) else ANSWER_LEAVE
+                elif status == SELECT_NEED_UNITS:
+                    units.need(&s.units, s.wanted)
+                elif status == SELECT_NEED_SEGMENT and not (s.found and window.is_full(s.wanted)):
+                    try:
+                        window.need(s.wanted, s.found != 0)
+                    except OffsetError:
+                        status = GET_GONE
+                        break
+                    except CorruptRecordError as error:  # its file is missing
+                        status, s.status, failed = SELECT_DAMAGED, SELECT_BAD_ENTRY, error
+                        break
+                    except StoreResourceError:
+                        if s.found == 0:
+                            raise
+                        break
+                elif from_tail and status == SELECT_DONE and s.found < s.limits.max_count \
+                        and s.at == from_tail < min(c.state.following - c.offset, c.examined):
+                    self.begin(c)  # expired messages were left out: more entries are needed
+                    from_tail = min(c.state.following - c.offset, c.examined)
+                    status = self.from_tail(c, window, from_tail)
+                    continue
+                else:
                     break
-            with nogil:
-                status = _select(&c, &window.c) if c.select.entries == NULL else queue_select(&c.select, &window.c)
-        if status == NOT_HERE:
-            return None
-        if status == SELECT_DAMAGED and c.select.found == 0:
-            self.places[self.place_of(slot, offset)].queue = 0
-            return None
-        result = get_result(FOUND, None, offset + c.select.at, c.minimum, c.dispatched)
-        if self.control.read_only:  # `general` reads undispatched messages too, so the queue ends behind them
-            result.max_offset = max(c.dispatched, c.following)
-        else:
-            result.behind = c.dispatched < c.following
-        result.suggest_pulling_from_slave = selection_behind(&c.select, &window.c)
-        if c.select.found == 0:
-            result.status = REMOVING if c.select.missing == c.select.at else NO_MATCH
-        if raw:
+                with nogil:
+                    status = get_select(c, &window.c) if s.entries == NULL else queue_select(s, &window.c)
+            if status == GET_CLEANED:
+                continue
+            if status == GET_NEED_DISPATCH:
+                c.waits = False
+                self.obstacles.dispatch()
+                c.block = self.control.checked()
+                continue
+            if status == GET_NEED_END:
+                c.end = self.obstacles.end_below(c.slot, c.readable)
+                continue
+            if status == GET_OUTSIDE:
+                self.give_back(window, c.manifest_seq)
+                return self.outside(c)
+            if status == SELECT_DAMAGED and failed is None:
+                # Damage behind messages that a filter refused ends the batch; the next batch begins with the damage.
+                if s.found or (s.at and (s.program != NULL or s.asks)):
+                    status = SELECT_DONE
+                else:
+                    failed = selection_damage(s, window, file)
+            if status != SELECT_DAMAGED and status != GET_GONE:
+                result = self.found(c, window, c.offset + s.count if from_tail else c.state.dispatched)
+                if made is not None:
+                    self.obstacles.read_on(made, s.at)
+                return result
+            # The entry, or what it leads to, is missing or wrong.
+            window = None
+            self.places[self.place_of(c.slot, c.offset)].queue = 0
+            if failed is not None:
+                damage, failed = failed, None
+                if from_tail or s.status == RECORD_BAD_CHECKSUM:
+                    break
+            elif from_tail:
+                return self.outside(c)
+            elif load_i64(&c.entry.minimum) != c.state.minimum \
+                    or load_i64(&c.block.min_physical_offset) != c.log_minimum:
+                continue  # a cleaner published a new minimum and removed the file
+            if made is None and self.obstacles.heal(c.slot, c.offset, healed):
+                healed += 1
+                damage = None
+                continue
+            made = self.obstacles.from_log(c.slot, c.offset, c.examined, walks)
+            if made is None:
+                break
+            walks += 1
+            c.made, c.made_count = (<MappedFile?>made.file).address, made.number
+        if damage is not None:
+            raise damage
+        return self.nothing(c, get_result(FOUND_NULL, None, self.obstacles.behind_file(c.slot, c.offset),
+                                          c.state.minimum, c.state.dispatched))
+
+    cdef GetResult found(self, get_call* c, LogWindow window, int64_t end):
+        """The answer with the selected messages, of a queue that ends at `end`."""
+        cdef selection* s = &c.select
+        cdef GetResult result = get_result(FOUND, None, c.offset + s.at, c.state.minimum, end)
+        result.suggest_pulling_from_slave = selection_behind(s, &window.c)
+        if s.found == 0:
+            result.status = REMOVING if s.missing == s.at else NO_MATCH
+        if c.state.dispatched < c.state.following:
+            self.show_more(c, result)
+        if c.raw:
             result.messages = []
-            result.raw, result.record_offsets = selected_records(&c.select)
+            result.raw, result.record_offsets = selected_records(s)
         else:
-            result.messages = selected_messages(&c.select, window)
-        self.counts.got(since_ms, c.select.found)
-        self.give_back(window, seq)
+            result.messages = selected_messages(s, window)
+        self.counts.got(c.since_ms, s.found)
+        self.give_back(window, c.manifest_seq)
         return result
 
+    cdef GetResult outside(self, get_call* c):
+        cdef GetResult result = _outside(c)
+        if c.state.dispatched < c.state.following:
+            self.show_more(c, result)
+        return self.nothing(c, result)
+
+    cdef GetResult nothing(self, get_call* c, GetResult result):
+        """An answer without messages. Counts the get."""
+        result.messages = []
+        if c.raw:
+            c.select.found = c.select.found_bytes = 0
+            result.raw, result.record_offsets = selected_records(&c.select)
+        self.counts.got(c.since_ms, 0)
+        return result
+
+    cdef GetResult show_more(self, const get_call* c, GetResult result):
+        """Sets `behind` and the queue's end where dispatch is behind. A read-only handle reads undispatched messages by
+        itself, so for it the queue ends behind them; with a pool of buffers the next offset counts what is not
+        committed."""
+        result.behind = (not self.control.read_only or c.block.pooled != 0
+                         or (result.status is OVERFLOW_ONE and c.offset < c.state.following))
+        if not result.behind:
+            result.max_offset = c.state.following
+        return result
+
+    def batch(self, bytes topic not None, int32_t queue_id, int64_t offset, int32_t max_count, bint raw, TagFilter tags,
+              FilterProgram program, predicate, tuple registered, int which_end):
+        """Messages of a queue from an offset on: `get` for arguments that were read in Python.
+
+        A message passes if it has one of the `tags` and if `program`, and then `predicate(message)`, is true for it. A
+        record is not read if the bitmaps of the group `registered` say that `program` is not true."""
+        return self.get(<const uint8_t*>PyBytes_AS_STRING(topic), <int>min(len(topic), INT32_MAX), queue_id, offset,
+                        max_count, raw, tags, program, predicate, registered, which_end, clock_coarse_ms())
+
     cdef Message read(self, int64_t offset):
-        """The message, or None if the general path has to answer."""
+        """The message, or None if `general_read` has to answer."""
         cdef control_block* block = self.control.block
         cdef LogWindow window
         cdef Message message
@@ -418,8 +528,8 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
     cdef int64_t queue_id, offset, max_count
     cdef PyObject* topic
     cdef FilterProgram program = None
-    cdef GetResult result
     cdef int keywords = KEYWORDS_UNKNOWN
+    cdef int64_t now = clock_coarse_ms()
     if positional == GET_POSITIONAL or positional == GET_POSITIONAL + 1:
         keywords = place_keywords(given + positional, names, _keyword_names, &_callers, values)
     if keywords == KEYWORDS_UNKNOWN or (positional > GET_POSITIONAL and keywords & 1 << GET_MAX_COUNT):
@@ -436,13 +546,15 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
         and (values[GET_RAW] == Py_False or values[GET_RAW] == Py_True)
         and PyUnicode_CheckExact(<object>topic) and PyUnicode_IS_COMPACT_ASCII(<object>topic)
         and PyUnicode_GET_LENGTH(<object>topic) <= <Py_ssize_t>TOPIC_BYTES_MAX
-        and whole_argument(given[1], 0, INT32_MAX, &queue_id) and whole_argument(given[2], 0, 1 << 58, &offset)
+        and whole_argument(given[1], 0, INT32_MAX, &queue_id)
+        and whole_argument(given[2], 0, <int64_t>OFFSET_MAX, &offset)
         and whole_argument(values[GET_MAX_COUNT], 1, INT32_MAX, &max_count)
+        # False after a fork or a close, and if it is time to look at the store's place: the store sees to that first.
+        and self.control.block != NULL and now - load_i64(&self.control.place_ms) < PLACE_LOOK_MS
     ):
-        result = self.get(<const uint8_t*>PyUnicode_DATA(<object>topic), <int>PyUnicode_GET_LENGTH(<object>topic),
-                          <int32_t>queue_id, offset, <int32_t>max_count, program, values[GET_RAW] == Py_True)
-        if result is not None:
-            return result
+        return self.get(<const uint8_t*>PyUnicode_DATA(<object>topic), <int>PyUnicode_GET_LENGTH(<object>topic),
+                        <int32_t>queue_id, offset, <int32_t>max_count, values[GET_RAW] == Py_True, None, program, None,
+                        None, self.which_end, now)
     return call_python(self.general, given, positional, names)
 
 
@@ -472,11 +584,14 @@ _read_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
 _read_definition.ml_doc = "read($self, physical_offset)\n--\n\nThe record at a physical offset; see MessageStore.read."
 
 
-def get_function(QueueReader reader not None, owner=None):
-    """`get` as a function for programs. It keeps a reference to `owner`."""
+def get_function(QueueReader reader not None, general not None, owner=None):
+    """`get` as a function for programs. It keeps a reference to `owner`. `general` answers calls with other arguments,
+    calls that look at the store's place, and all calls after a fork or a close."""
+    reader.general = general
     return PyCFunction_NewEx(&_get_definition, reader, owner)
 
 
-def read_function(QueueReader reader not None, owner=None):
-    """`read` as a function for programs. It keeps a reference to `owner`."""
+def read_function(QueueReader reader not None, general not None, owner=None):
+    """`read` as a function for programs, as `get_function`. `general` also reads records that this cannot."""
+    reader.general_read = general
     return PyCFunction_NewEx(&_read_definition, reader, owner)

@@ -8,13 +8,11 @@ from cystore._native.record.message import Message, message_at
 from cystore._native.record.properties import queues_of
 from cystore.derived.dispatch.heal import QueueHealer, is_queue_damage
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from cystore.derived.reading.request import QueueState
 from cystore.derived.reading.tail import At, TailReader
 from cystore.derived.reading.windows import SpareWindows
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
-
-# (slot, minimum, dispatched, next, log minimum, wrote) of a queue.
-QueueState = tuple[int, int, int, int, int, int]
 
 NEAREST, LOWER, UPPER = BOUNDARIES
 

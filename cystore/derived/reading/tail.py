@@ -1,6 +1,6 @@
 """Reads of a read-only handle beyond the dispatched position. It may not dispatch, so it walks the log itself.
 
-One table has the entries of all queues that dispatch has not written yet (`undispatched`). Another has the keys of
+One table has the entries of all queues that dispatch has not written yet (`table`). Another has the keys of
 these records (`keys`), also for searches of a handle whose dispatch stands still. If a queue's files are damaged, or
 for a search by time, a separate walk makes the entries of one queue from any log position on (`entries`).
 """
@@ -36,6 +36,16 @@ class At(NamedTuple):
     ms: int
 
 
+class MadeEntries(NamedTuple):
+    """A `number` of entries of a queue that a walk over the log made, in memory that looks like a consume queue file;
+    and the log position that the walk `reached`. `queue` is None if no later walk begins there."""
+
+    queue: Queue | None
+    file: MappedFile
+    number: int
+    reached: int
+
+
 class TailReader:
     """Entries of queues that are not in their files yet. Safe for threads: a place that is forgotten only costs a
     longer walk."""
@@ -47,24 +57,6 @@ class TailReader:
         # For a queue: a queue offset, and a log position before which no record of that offset or a later one stands.
         self._places: dict[Queue, tuple[int, int]] = {}
 
-    def undispatched(
-        self, window: LogWindow, state: tuple[int, int, int, int, int, int], queue_offset: int, room: int
-    ) -> tuple[MappedFile, int]:
-        """(file, count): entries of a queue from an offset on that dispatch has not written, in memory that looks like
-        a consume queue file. The count is 0 if dispatch has written the first one meanwhile.
-
-        `state` is (slot, minimum, dispatched, next, log minimum, wrote). Raises OffsetError if a segment is removed
-        meanwhile.
-        """
-        slot, _, _, following, minimum, wrote = state
-        count = min(room, following - queue_offset)
-        out = MappedFile.anonymous(queue_offset * ENTRY_BYTES, count * ENTRY_BYTES)
-        table = self.table
-        found = (
-            None if table is None else table.entries_into(out, self._control, window, minimum, wrote, slot)
-        )
-        return out, found or 0
-
     def entries(
         self,
         window: LogWindow,
@@ -74,12 +66,9 @@ class TailReader:
         queue: Queue,
         queue_offset: int,
         room: int,
-    ) -> tuple[MappedFile, int, int]:
-        """(file, count, reached): the entries of a queue from an offset on, in memory that looks like a consume queue
-        file, and the log position that the walk came to.
-
-        `dispatched` was read before the queue's own end. Raises OffsetError if a segment is removed meanwhile.
-        """
+    ) -> MadeEntries:
+        """The entries of a queue from an offset on. `dispatched` was read before the queue's own end. Raises
+        OffsetError if a segment is removed meanwhile."""
         known, position = self._places.get(queue, (-1, 0))
         if known != queue_offset or position < dispatched:
             position = dispatched
@@ -87,15 +76,14 @@ class TailReader:
         count, reached = kernel.entries_into(out, window, minimum, wrote, position, *queue)
         if count == 0 and reached >= wrote:
             self._remember(queue, queue_offset, reached)
-        return out, count, reached
+        return MadeEntries(queue, out, count, reached)
 
-    def go_on(self, queue: Queue, file: MappedFile, count: int, reached: int, done: int) -> None:
-        """The reader has consumed `done` of the entries in `file`: the next walk begins at the record of the next
-        one."""
-        first = file.base // ENTRY_BYTES
-        entry = entry_at(file, done * ENTRY_BYTES) if done < count else (reached, 0, 0)
-        if entry is not None:
-            self._remember(queue, first + done, entry[0])
+    def go_on(self, made: MadeEntries, done: int) -> None:
+        """The reader has consumed `done` of the entries: the next walk begins at the record of the next one."""
+        first = made.file.base // ENTRY_BYTES
+        entry = entry_at(made.file, done * ENTRY_BYTES) if done < made.number else (made.reached, 0, 0)
+        if made.queue is not None and entry is not None:
+            self._remember(made.queue, first + done, entry[0])
 
     def around(
         self,
@@ -115,10 +103,10 @@ class TailReader:
         """
         earlier: At | None = None
         while True:
-            file, count, reached = self.entries(window, *bounds, queue, begin, SEARCHED_ENTRIES)
-            if count == 0:
+            made = self.entries(window, *bounds, queue, begin, SEARCHED_ENTRIES)
+            if made.number == 0:
                 return earlier, None
-            rows = list(QUEUE_ENTRY.iter_unpack(file.read(0, count * ENTRY_BYTES)))
+            rows = list(QUEUE_ENTRY.iter_unpack(made.file.read(0, made.number * ENTRY_BYTES)))
             numbers = [number for number, (_, size, _) in enumerate(rows) if size != HOLE_ENTRY_SIZE]
 
             def time_of(number: int, rows: list[tuple[int, int, int]] = rows) -> int:
@@ -129,8 +117,8 @@ class TailReader:
                 earlier = At(begin + numbers[split - 1], time_of(numbers[split - 1]))
             if split < len(numbers):
                 return earlier, At(begin + numbers[split], time_of(numbers[split]))
-            self.go_on(queue, file, count, reached, count)
-            begin += count
+            self.go_on(made, made.number)
+            begin += made.number
 
     def _remember(self, queue: Queue, queue_offset: int, position: int) -> None:
         if len(self._places) >= QUEUES_REMEMBERED:

@@ -16,7 +16,7 @@ import cystore
 from cystore import FilterError, GetStatus, SqlFilter
 from cystore._native.filters import program
 from cystore._native.filters.program import STEP_KINDS, FilterProgram
-from cystore.derived.reading.reader import FILTERED_ENTRIES
+from cystore._native.lookup.queue_reader import FILTERED_ENTRIES
 from tests.support.small_stores import open_small
 
 COUNT = 2000

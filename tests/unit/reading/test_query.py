@@ -1,4 +1,4 @@
-"""Goal: `query` as programs call it gives the answers and errors of the general path. Method: stores with keys of many
+"""Goal: `query` as programs call it reads its arguments as the method does. Method: stores with keys of many
 kinds, dispatched and not; each call is made in both ways, with good and bad arguments."""
 
 from __future__ import annotations

@@ -83,33 +83,8 @@ def test_a_query_gives_the_whole_records_and_names_the_damaged_one(tmp_path, cap
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_get_beside_a_clean_says_that_messages_were_removed(tmp_path, monkeypatch, raw):
-    """Seen: OffsetError, or OFFSET_FOUND_NULL, when the cleaner came between the look at the queue and the look at
-    its files."""
-    passed_ms = [0]
-    turn(monkeypatch, lambda: passed_ms[0])
-    with open_store(tmp_path) as store:
-        puts = [store.put("T", b"x" * 1000) for _ in range(400)]
-        store.dispatch()
-        store.flush()
-        reader = store._parts.reader
-        state = reader._state
-
-        def and_then_clean(topic: bytes, queue_id: int) -> object:
-            found = state(topic, queue_id)
-            passed_ms[0] += 1000 * 3600 * 1000
-            assert (found[1] == 0) == (store.clean().segments > 0)
-            return found
-
-        monkeypatch.setattr(reader, "_state", and_then_clean)
-        result = reader.get("T", 0, 5, raw=raw)
-        assert result.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING)
-        assert result.next_offset > 5
-        assert store.get("T", 0, len(puts) - 1, raw=raw).status is GetStatus.FOUND
-
-
-@pytest.mark.parametrize("raw", [False, True])
-def test_a_get_of_the_kernel_beside_a_clean_says_that_messages_were_removed(tmp_path, monkeypatch, raw):
-    """The cleaner comes when the kernel has looked at the queue and asks for its file."""
+    """The cleaner comes when the get has looked at the queue and asks for its file. Seen: OffsetError, or
+    OFFSET_FOUND_NULL."""
     passed_ms = [0]
     turn(monkeypatch, lambda: passed_ms[0])
     with open_store(tmp_path) as store:
