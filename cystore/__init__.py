@@ -142,6 +142,14 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def __dir__() -> list[str]:
+    """The public names. Tools ask for each of them, so those that need pyarrow are left out where it is missing."""
+    from importlib.util import find_spec
+
+    needs_pyarrow = () if find_spec("pyarrow") else ("scan", "to_arrow")
+    return sorted({*__all__, *_LAZY, "__version__"}.difference(needs_pyarrow))
+
+
 def _close_stores() -> None:
     """Closes the stores of this process, if it ever loaded the module that opens them. A process may end while another
     thread loads it; no store is open then."""

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import cystore
 from tests.support.process import Process
 
 # What few processes need, and what takes long: each is loaded where it is used.
@@ -57,6 +58,16 @@ def test_import_loads_nothing_that_only_some_processes_need():
     loaded = loaded_by("import cystore")
     assert "cystore.errors" in loaded
     assert loaded.isdisjoint((*LATER, *OPENING))
+
+
+@pytest.mark.unsanitized
+@pytest.mark.parametrize("arrow", [True, False])
+def test_dir_shows_the_public_names_and_each_can_be_had(arrow):
+    hide = "" if arrow else "sys.modules['pyarrow'] = None; "
+    program = f"import inspect, sys, cystore; {hide}print(*(name for name, _ in inspect.getmembers(cystore)))"
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
+    later = {"Consumer", "Dispatcher", "HalfMessage"} | ({"scan", "to_arrow"} if arrow else set())
+    assert set(done.stdout.split()) == {*cystore.__all__, *later, "__version__"}
 
 
 @pytest.mark.unsanitized
