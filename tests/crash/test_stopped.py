@@ -16,11 +16,11 @@ from tests.support.small_stores import SETTINGS, open_small
 
 STOPPED_S = 30.0
 HOLD = """
-import cystore, os, signal
+import cystore, signal, threading
 store = cystore.open(path, **settings)
 def hold(lock):
     with store._attached().control.held(lock):
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread stops at once
 """
 
 

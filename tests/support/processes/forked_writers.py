@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import struct
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -116,7 +117,7 @@ def hold(out: int, path: str, seed: int, settings: dict[str, Any], steps: int, l
     """Stops itself with a lock in its hands, and gives it back when it may go on."""
     writer = Writer(out, path, seed, settings)
     with writer.store._attached().control.held(lock):
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread stops at once
     for _ in range(min(steps, 20)):
         writer.anything()
 

@@ -21,13 +21,13 @@ LEVELS = {"message_delay_level": "0s 0s 0s 0s"}
 WAIT_S = 60.0
 BODIES = {b"%d" % number for number in range(6)}
 BEGIN_LAST = """
-import cystore, os, signal
+import cystore, signal, threading
 from cystore.consumers.groups import Groups
 real, calls = Groups.reset, []
 def reset(self, *arguments, **options):
     calls.append(1)
     if len(calls) == 2:
-        os.kill(os.getpid(), number)
+        signal.pthread_kill(threading.get_ident(), number)  # the thread itself stops, at once
     return real(self, *arguments, **options)
 Groups.reset = reset
 store = cystore.open(path)
