@@ -38,11 +38,10 @@ from cystore.errors import (
     StoreMovedError,
     StoreNotWritableError,
     StoreResourceError,
-    hidden,
     shown,
 )
 from cystore.filters.given_filter import Filter
-from cystore.ha.link.address import StoreUrl
+from cystore.ha.link.address import split_url
 from cystore.once.surface import StoreOnce
 from cystore.services.threads import ServiceThread
 from cystore.surface.places import StorePlaces
@@ -100,7 +99,7 @@ def open(  # noqa: A001 - the surface's name
     elif settings:
         raise StoreConfigError("give a config or single settings, not both")
     progress = None if progress is None else function("progress", progress, StoreConfigError)
-    masters, path = _parted(checked_path("path", path, "name a directory", StoreConfigError))
+    masters, path = split_url(checked_path("path", path, "name a directory", StoreConfigError))
     try:
         real = real_path(path)
     except ValueError as error:
@@ -117,19 +116,6 @@ def _group_offsets(parts: Attachment) -> GroupOffsets:
     from cystore.consumers.replicated import ReplicatedOffsets  # nearly no open needs it
 
     return ReplicatedOffsets(parts)
-
-
-def _parted(path: str | os.PathLike[str]) -> tuple[str, str | os.PathLike[str]]:
-    """(the addresses of a URL's hosts, its path); ("", path) for a path. Raises StoreConfigError."""
-    text = os.fsdecode(path)
-    if not text.startswith(("cystore:/", "cystore+remote:/")):
-        return "", path
-    if isinstance(path, str) and text.startswith("cystore://"):
-        return StoreUrl.parse(text)
-    raise StoreConfigError(
-        "path must name a directory of this host, or be the text cystore://HOST:PORT,HOST:PORT/path, not "
-        f"{hidden(text)!r}"
-    )
 
 
 class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):

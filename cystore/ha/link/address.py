@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -51,6 +52,19 @@ class StoreUrl(NamedTuple):
                 f"not {hidden(text)!r}"
             )
         return cls(masters_in(url.netloc), unquote(url.path))
+
+
+def split_url(path: str | os.PathLike[str]) -> tuple[str, str | os.PathLike[str]]:
+    """(the addresses of a URL's hosts, its path); ("", path) for a path. Raises StoreConfigError."""
+    text = os.fsdecode(path)
+    if not text.startswith(("cystore:/", "cystore+remote:/")):
+        return "", path
+    if isinstance(path, str) and text.startswith("cystore://"):
+        return StoreUrl.parse(text)
+    raise StoreConfigError(
+        "path must name a directory of this host, or be the text cystore://HOST:PORT,HOST:PORT/path, not "
+        f"{hidden(text)!r}"
+    )
 
 
 def masters_in(netloc: str) -> str:
