@@ -543,7 +543,7 @@ def test_services_run_in_threads_and_end_with_the_store(path):
         ticks = threading.Event()
         while store._parts.control.queue_dispatched(slot) == 0 or store.stats()["flushed"] == 0:
             ticks.wait(0.002)
-    assert {thread.name for thread in threading.enumerate()} == before
+    assert {thread.name for thread in threading.enumerate()} <= before  # a thread of the test before may end
 
 
 def test_process_that_ends_closes_its_stores(path):
