@@ -4,8 +4,8 @@ cost?
 A log of so many tasks, four events each, is written as a fleet writes it. Then a server is asked what a person asks it:
 the first page, a task by its id or the beginning of one, lists by name, state and time, and texts that many tasks have,
 that one of the oldest has, and that nobody has. A request takes until its last byte; the first page of a list has 50
-tasks. A text that nobody has is searched page by page to the end of the log. Memory is the server's own (anonymous), and
-its whole resident size with the pages of the log that it has mapped.
+tasks. A text that nobody has is searched page by page to the end of the log. Memory is the server's own (anonymous),
+and its whole resident size with the pages of the log that it has mapped.
 
 At last one process puts events while 50 watchers listen to `/events`, in turn with nobody: the ratio is of the medians.
 """
@@ -53,7 +53,10 @@ def life_of(number: int) -> list[Message]:
     common = {"worker": f"celery@host{number % 4}", "pid": 1000 + number % 8}
     failed = number % 100 == 99
     told: list[tuple[str, dict[str, Any]]] = [
-        (events.SENT, {"args": args, "kwargs": "{}", "queue": "celery", "origin": "gen1@web", "exchange": ""}),
+        (
+            events.SENT,
+            {"args": args, "kwargs": "{}", "queue": "celery", "origin": "gen1@web", "exchange": ""},
+        ),
         (events.RECEIVED, {"args": args, "kwargs": "{}", "queue": "celery", "worker": common["worker"]}),
         (events.STARTED, common),
         (
@@ -161,7 +164,8 @@ def put_us(store: MessageStore) -> float:
     """The median time of a put of one event, us."""
     message = life_of(0)[0]
     times = timed(
-        PUTS, lambda _: store.put(message.topic, bytes(message.body), queue_id=message.queue_id, tags=message.tags)
+        PUTS,
+        lambda _: store.put(message.topic, bytes(message.body), queue_id=message.queue_id, tags=message.tags),
     )
     return statistics.median(times) * 1e6
 
@@ -196,9 +200,17 @@ def measure(path: Path, tasks: int, rounds: int) -> list[tuple[str, str, str]]:
         row("first page", "1,000 ms", lambda _: client.first())
         row("one task with its events", "300 ms", lambda n: client.get(f"/api/tasks/{some[n]}"))
         row("search by a whole id", "300 ms", lambda n: client.first(text=some[n]))
-        row("search by the name of a task", "1,000 ms", lambda n: client.first(name=f"shop.tasks.task_{n % NAMES}"))
+        row(
+            "search by the name of a task",
+            "1,000 ms",
+            lambda n: client.first(name=f"shop.tasks.task_{n % NAMES}"),
+        )
         row("search by state", "1,000 ms", lambda _: client.first(state="FAILURE"))
-        row("search by name and time", "1,000 ms", lambda n: client.first(name=f"shop.tasks.task_{n % NAMES}", since="1d"))
+        row(
+            "search by name and time",
+            "1,000 ms",
+            lambda n: client.first(name=f"shop.tasks.task_{n % NAMES}", since="1d"),
+        )
         row("a text that many tasks have", "500 ms", lambda n: client.first(text="customer-"))
         few = min(rounds, 3)
         row("the beginning of an old id", "3,000 ms", lambda _: client.through(text=id_of(100)[:23]), few)
@@ -208,7 +220,9 @@ def measure(path: Path, tasks: int, rounds: int) -> list[tuple[str, str, str]]:
         own, whole = memory_mb(pid)
         rows.append(("memory of the server, its own", f"{own:,.0f} MiB", "150 MiB"))
         rows.append(("resident with the mapped log", f"{whole:,.0f} MiB", "-"))
-        rows.append((f"puts beside {WATCHERS} watchers", f"{watched_puts(path, host, port):.2f} x the time", "1.03"))
+        rows.append(
+            (f"puts beside {WATCHERS} watchers", f"{watched_puts(path, host, port):.2f} x the time", "1.03")
+        )
     return rows
 
 
