@@ -116,7 +116,7 @@ class Client:
         self._connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
 
     def get(self, path: str, **query: object) -> Any:
-        """What an address gives."""
+        """The answer of an address, as JSON."""
         self._connection.request("GET", f"{path}?{urlencode(query)}" if query else path)
         answer = self._connection.getresponse()
         body = answer.read()
