@@ -100,6 +100,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "signal": ("text", "REVOKED: the name of the signal"),
     "expired": ("true", "REVOKED: its expiry was over"),
     "eager": ("true", "it ran in the process that called it"),
+    "lost": ("number", "events before this one that its process could not record"),
     "rerun_of": ("text", "SENT: the id of the task that `cystore rerun` sent again under this id"),
     "message": ("object", 'SENT: the message itself, with `cystore_lifecycle_payload = "message"`'),
     "message_left_out": (

@@ -106,7 +106,7 @@ class Lifecycle:
             self._forget_queues()
         if details.get("home") is not None and details["home"] == known_home_of(store):
             del details["home"]
-        body = events.body_of(details)
+        body = events.body_of({**details, "lost": self._untold} if self._untold else details)
         if self.keeps_messages:
             body = payload.within(body, details, store.config.max_message_size_bytes, events.body_of)
         worker, parent_id = details.get("worker"), details.get("parent_id")
@@ -132,7 +132,7 @@ class Lifecycle:
                 if len(there) == len(light):
                     raise
                 self._put(store, event, body, queue_id, keys, _with_light(properties, there))
-        if self._untold:
+        if self._untold:  # this event says so, too
             log.warning(
                 "%s: the lifecycle log works again; %d events are missing", self.location.path, self._untold
             )

@@ -157,7 +157,8 @@ def test_a_store_that_refuses_stops_no_task_and_is_reported_once(make_app, caplo
         caplog.clear()
         send(app, 3)
         assert caplog.records == []
-    assert [event.details["args"] for event in logged(app)] == ["(1,)", "(2,)", "(3,)"]
+    told = [(event.details["args"], event.details.get("lost")) for event in logged(app)]
+    assert told == [("(1,)", None), ("(2,)", 15), ("(3,)", None)]
 
 
 def test_a_store_that_refused_is_left_alone_for_a_while(make_app, monkeypatch):
