@@ -16,9 +16,11 @@ from typing import Any
 from cystore.celery import homes, redis_urls, replicas, stores
 from cystore.celery.base import store_watch
 from cystore.celery.chords import chord_bodies, chord_steps
-from cystore.celery.duties import answering
+from cystore.celery.duties import answering, metrics_host, worker_steps
 from cystore.celery.duties import main_process as duty_host
 from cystore.celery.lifecycle import light_queues, payload, recorder, redaction
+from cystore.celery.metrics.log_follower import UNFINISHED_S
+from cystore.celery.metrics.places import NAMES_MOST
 from cystore.celery.routing import client, messages
 from cystore.config import StoreConfig
 from cystore.engine.manifest.store_settings import CHANGEABLE, SHAPE
@@ -183,6 +185,10 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     (client.SETTING, client.SILENT_S, "s",
      "a wait without a timeout ends after this time without an answer of the [other host](remote.md); `None`: never"),
     ("cystore_host_reput", False, "", "the worker's main process dispatches at once"),
+    (worker_steps.METRICS_SETTING, None, "", ("`HOST:PORT` where a worker's main process serves "
+                                              "[metrics](metrics.md#where-they-are-served)")),
+    (metrics_host.NAMES_SETTING, NAMES_MOST, "number", "pairs of a task's name and queue with labels of their own"),
+    (metrics_host.UNFINISHED_SETTING, UNFINISHED_S, "s", "a task without an event for so long counts as unfinished"),
     (duty_host.EVENTS_SETTING, False, "", "Celery's events for each turn of a [duty](celery.md#duties)"),
 )  # fmt: skip
 

@@ -129,6 +129,15 @@ def command_of(pid: int) -> str | None:
     return arguments.replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
+def parent_of(pid: int) -> int | None:
+    """The process that started one that this process can see, or that took it over; None if it ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1])
+
+
 def processes_with(path: Path) -> list[tuple[int, str]]:
     """(pid, command) of each other process that has a file open, by pid. Processes of other users and PID namespaces
     may not show."""

@@ -27,6 +27,9 @@ from starlette.staticfiles import StaticFiles
 
 from cystore import MessageStore, StoreConfig, StoreError
 from cystore.celery.lifecycle import actions, task_lives
+from cystore.celery.metrics.log_follower import LogFollower
+from cystore.metrics.exporter import Exporter
+from cystore.metrics.listener import TEXT
 from cystore.web import fleet_numbers, openapi, parameters, store_health, task_pages
 from cystore.web.access import Access, Rates
 from cystore.web.live import Live
@@ -50,6 +53,7 @@ class _Pages:
     def __init__(self, stores: OpenStores, texts: Texts, celery: Celery | None) -> None:
         self.stores, self._texts, self._celery = stores, texts, celery
         self._live = Live(stores)
+        self._exporter = Exporter(stores, LogFollower)
         self._turns: dict[bool, anyio.CapacityLimiter] = {}  # made in the loop that they belong to
 
     async def _read(self, look: Callable[..., Result], *arguments: Any, is_search: bool = False) -> Result:
@@ -179,8 +183,8 @@ class _Pages:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus's text format."""
-        text = await self._read(store_health.scraped, self.stores)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = await self._read(self._exporter.text)
+        return PlainTextResponse(text, media_type=TEXT)
 
     async def events(self, request: Request) -> Response:
         """Server-sent events."""

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cystore import StoreConfig
 from cystore.errors import StoreConfigError
+from cystore.metrics.listener import bound
 from cystore.web.access import LOOPBACK
 from cystore.web.app import create_app
 from cystore.web.task_rows import Texts
@@ -26,7 +27,6 @@ TOKEN_VARIABLE = "CYSTORE_WEB_TOKEN"
 SLOW_S = 20.0  # for the whole head of a request: a client that hangs loses its connection
 IDLE_S = 15
 LEAVE_S = 2  # for answers that are still being sent when the server ends
-BACKLOG = 2048
 
 
 class _Protocol(H11Protocol):
@@ -88,27 +88,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises StoreConfigError, which says what to do."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        made = socket.socket(family, kind, protocol)
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-            made.listen(BACKLOG)
-        except BaseException:
-            made.close()
-            raise
-    except OSError as error:
-        raise StoreConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}: give another --host or --port"
-        ) from error
-    return made
-
-
 def serve(
     stores: Sequence[Path],
     *,
@@ -151,7 +130,7 @@ def serve(
     try:
         for path in opened.paths:
             opened.open(path)
-        with bound(host, port) as listening:
+        with bound(host, port, "give another --host or --port") as listening:
             shown = f"[{host}]" if ":" in host else host
             scheme = "http" if certificate is None else "https"
             url = f"{scheme}://{shown}:{listening.getsockname()[1]}{app.state.prefix}/"

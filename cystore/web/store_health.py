@@ -1,16 +1,14 @@
-"""How the stores are: for probes, for the page, and for Prometheus."""
+"""How the stores are: for probes and for the page."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cystore import MessageStore, StoreError
-from cystore.metrics import Metric, exposition, metrics
 from cystore.operate.output import one_line, time_text
 from cystore.services.duty_table import DUTIES
 from cystore.web.open_stores import OpenStores
 
-AWAY = "cystore_store_away"
 TOPICS_MOST = 1000
 
 
@@ -90,23 +88,3 @@ def check(stores: OpenStores) -> None:
     """Raises StoreError unless each store can be read."""
     for path in stores.paths:
         stores.open(path).stats()
-
-
-def scraped(stores: OpenStores) -> str:
-    """The metrics of all stores in Prometheus's text format, with the label `store`."""
-    merged: dict[str, Metric] = {}
-    away = []
-    for path in stores.paths:
-        label = {"store": str(path)}
-        try:
-            found = metrics(stores.open(path))
-        except StoreError:
-            away.append((label, 1.0))
-            continue
-        away.append((label, 0.0))
-        for metric in found:
-            samples = [({**label, **labels}, value) for labels, value in metric.samples]
-            before = merged.get(metric.name, metric._replace(samples=[]))
-            merged[metric.name] = before._replace(samples=before.samples + samples)
-    told = Metric(AWAY, "gauge", "1 for a store that cannot be read now.", away)
-    return exposition([told, *merged.values()])

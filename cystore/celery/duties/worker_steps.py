@@ -48,6 +48,8 @@ log = logging.getLogger("cystore.celery")
 
 DUTIES, READS = "cystore.celery.duties.main_process", "cystore.celery.duties.answering"
 REPLICAS, ANSWERS = "cystore.celery.duties.replica_host", "cystore.celery.duties.answers"
+METRICS = "cystore.celery.duties.metrics_host"
+METRICS_SETTING = "cystore_metrics_listen"
 CONNECTS_S = 1.0  # the longest time for which the opening waits for a connection to the broker
 GREETS_S = 0.05  # for the main thread to greet its neighbours, before it waits for them
 LOOK_S = 0.5  # between two checks whether the worker is asked to end
@@ -88,6 +90,8 @@ def take_part(worker: Any) -> None:
     if backend.location.path:
         tell_in_one_line()
         ours.append(ReadStep)
+        if app.conf.get(METRICS_SETTING):
+            ours.append(MetricsStep)
         if _does_duties(app):
             ours.append(DutyStep)
             for name in ("celery.worker.strategy", "celery.app.trace"):
@@ -362,3 +366,10 @@ class ReplicaStep(_Late):
 
     label = "cystore replicas"
     module, content = REPLICAS, "ReplicaHost"
+
+
+class MetricsStep(_Late):
+    """Serves metrics to Prometheus."""
+
+    label = "cystore metrics"
+    module, content = METRICS, "MetricsHost"

@@ -207,11 +207,6 @@ def test_several_stores_are_one_list(tmp_path):
         assert (both["state"], both["args"]) == ("STARTED", "(1,)")
         assert {one["store"] for one in both["events"]} == {str(a.path), str(b.path)}
         assert len(store_health.healths(stores)) == 2
-        text = store_health.scraped(stores)
-        for store in (a, b):
-            assert f'cystore_put_messages_total{{store="{store.path}"}} ' in text
-            assert f'cystore_put_duration_seconds_count{{store="{store.path}"}} ' in text
-        assert text.count("# TYPE cystore_put_messages_total ") == 1
 
 
 def test_a_cursor_of_other_stores_is_refused(log):
@@ -298,6 +293,24 @@ def test_numbers(server):
     assert store["status"] == "ok" and {one["topic"] for one in store["topics"]} >= {events.EVENTS}
     workflow = server.json("api/workflows/t0")
     assert [(one["depth"], one["id"]) for one in workflow["tasks"]] == [(0, "t0")]
+
+
+def test_metrics_of_several_stores(tmp_path):
+    """Those of tasks too: what was there before the first scrape counts 0."""
+    with cystore.open(tmp_path / "a") as a, cystore.open(tmp_path / "b") as b:
+        write(a, runs(20))
+        with WebServer(a.path, b.path) as server:
+            text = server.get("metrics").body.decode()
+            for store in (a, b):
+                assert f'cystore_put_messages_total{{store="{store.path}"}} ' in text
+                assert f'cystore_put_duration_seconds_count{{store="{store.path}"}} ' in text
+            assert text.count("# TYPE cystore_put_messages_total ") == 1
+            labels = f'store="{a.path}",name="app.task0",queue="celery"'
+            assert f'cystore_tasks_total{{{labels},state="SUCCEEDED"}} 0\n' in text
+            write(a, runs(1, first=100))
+            text = server.get("metrics").body.decode()
+            assert f'cystore_tasks_total{{{labels},state="SUCCEEDED"}} 1\n' in text
+            assert f"cystore_task_run_seconds_count{{{labels}}} 1\n" in text
 
 
 def test_one_store_of_two_that_is_away(tmp_path):

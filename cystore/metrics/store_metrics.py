@@ -1,5 +1,4 @@
-"""Numbers of a store under Prometheus names, as text or for `prometheus_client` (StoreStatsService,
-BrokerStatsManager).
+"""Numbers of one store, from shared memory and from its files.
 
 Each number is the store's and not a process's: it comes from shared memory, whichever process counted it. So one
 process exports for all processes, and several exporters give the same numbers. Rates over time are Prometheus's work:
@@ -9,31 +8,19 @@ process exports for all processes, and several exporters give the same numbers. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cystore._native.append.append import LATENCY_BOUNDS_MS
 from cystore.engine.inspect.stats import latency_labels
 from cystore.errors import StoreError
 from cystore.ha.role import role_of
-from cystore.ha.status import present_status
+from cystore.ha.status import ReplicationStatus, present_status
 from cystore.layout import HALF_TOPIC
+from cystore.metrics.text import Kind, Metric, Samples
+from cystore.services.duty_table import DUTIES, Outcome
 
 if TYPE_CHECKING:
     from cystore.store import MessageStore
-
-Kind = Literal["counter", "gauge", "histogram"]
-Samples = list[tuple[dict[str, str], float]]
-
-
-class Metric(NamedTuple):
-    """One metric. Its samples are labels and a value. The samples of a histogram are its buckets; each counts the
-    buckets below it too."""
-
-    name: str
-    kind: Kind
-    help: str
-    samples: Samples
-
 
 # Name, kind, key in `MessageStore.stats`, factor to Prometheus's unit, help.
 _OF_STATS: tuple[tuple[str, Kind, str, float, str], ...] = (
@@ -104,6 +91,7 @@ def metrics(store: MessageStore) -> list[Metric]:
         *_of_groups(store),
         *_of_transactions(store),
         *_of_dispatchers(store),
+        *_of_duties(store),
         *_others(store, stats),
         *_of_replication(store, stats),
     ]
@@ -151,16 +139,16 @@ def _others(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:
 def _of_replication(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:
     """By the status that the process that replicates writes every second. A master has no samples of a replica's
     metrics, nor a replica those of a master's."""
-    role, status = role_of(store._attached().manifest.snapshot()), present_status(store.path)
+    status = present_status(store.path)
     lags: dict[str, float] = {}
     for name, acknowledged, _ in status.slaves:  # a member's name, or an address with a port of the moment
         host = name.rpartition(":")[0] or name
         lags[host] = max(status.wrote - max(acknowledged, 0), lags.get(host, 0))
-    is_replica = role.is_slave or (role.is_elected and not status.listens)
+    replica = _copies(store, status)
     behind = max(status.masters_end - stats["wrote"], 0)
     yield Metric(
         "cystore_ha_slaves", "gauge", "Slaves that are connected.",
-        [] if is_replica else [({}, len(status.slaves))],
+        [] if replica else [({}, len(status.slaves))],
     )  # fmt: skip
     yield Metric(
         "cystore_ha_slave_lag_bytes", "gauge", "Bytes of the log that a connected slave did not report.",
@@ -168,12 +156,22 @@ def _of_replication(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metr
     )  # fmt: skip
     yield Metric(
         "cystore_ha_connected", "gauge", "1 if a replica is connected to its master.",
-        [({}, float(status.connected))] if is_replica else [],
+        [({}, float(status.connected))] if replica else [],
     )  # fmt: skip
     yield Metric(
         "cystore_ha_lag_bytes", "gauge", "Bytes of the master's log that a replica lacks.",
-        [({}, behind)] if is_replica and status.masters_end >= 0 else [],
+        [({}, behind)] if replica and status.masters_end >= 0 else [],
     )  # fmt: skip
+
+
+def is_replica(store: MessageStore) -> bool:
+    """Whether the store's messages come from a master. Raises StoreError."""
+    return _copies(store, present_status(store.path))
+
+
+def _copies(store: MessageStore, status: ReplicationStatus) -> bool:
+    role = role_of(store._attached().manifest.snapshot())
+    return role.is_slave or (role.is_elected and not status.listens)
 
 
 def _of_topics(store: MessageStore) -> Iterator[Metric]:
@@ -255,55 +253,18 @@ def _of_dispatchers(store: MessageStore) -> Iterator[Metric]:
     )  # fmt: skip
 
 
-def exposition(found: list[Metric]) -> str:
-    """The metrics in Prometheus's text format 0.0.4."""
-    lines = []
-    for metric in found:
-        lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
-        name = f"{metric.name}_bucket" if metric.kind == "histogram" else metric.name
-        lines += [f"{name}{_labels(labels)} {value:.17g}" for labels, value in metric.samples]
-        lines += [
-            f"{metric.name}_count{_labels(_without_bound(labels))} {value:.17g}"
-            for labels, value in metric.samples
-            if labels.get("le") == "+Inf"
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _without_bound(labels: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in labels.items() if name != "le"}
-
-
-def _labels(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    pairs = []
-    for name, value in labels.items():
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        pairs.append(f'{name}="{escaped}"')
-    return "{" + ",".join(pairs) + "}"
-
-
-class Collector:
-    """For `prometheus_client`: ``REGISTRY.register(Collector(store))``. Each scrape reads the store. Needs
-    cystore[metrics]."""
-
-    def __init__(self, store: MessageStore) -> None:
-        try:
-            from prometheus_client import core
-        except ImportError as error:
-            raise ImportError(
-                "cystore.metrics.Collector needs prometheus_client: pip install 'cystore[metrics]'"
-            ) from error
-        self._store, self._core = store, core
-
-    def collect(self) -> Iterator[Any]:
-        """The metrics as families of prometheus_client."""
-        for metric in metrics(self._store):
-            family = self._core.Metric(metric.name.removesuffix("_total"), metric.help, metric.kind)
-            name = f"{metric.name}_bucket" if metric.kind == "histogram" else metric.name
-            for labels, value in metric.samples:
-                family.add_sample(name, labels, value)
-            if metric.kind == "histogram":
-                family.add_sample(f"{metric.name}_count", {}, metric.samples[-1][1])
-            yield family
+def _of_duties(store: MessageStore) -> Iterator[Metric]:
+    """Duties that ran since the first process attached. A duty that nobody does has no samples."""
+    ran = [(duty, run) for duty in DUTIES if (run := store.duties.last(duty)).runs]
+    yield Metric(
+        "cystore_duty_last_run_timestamp_seconds", "gauge", "When the last run of a duty began.",
+        [({"duty": duty}, run.begun_ms / 1000) for duty, run in ran],
+    )  # fmt: skip
+    yield Metric(
+        "cystore_duty_runs_total", "counter", "Runs of a duty since the first process attached.",
+        [({"duty": duty}, run.runs) for duty, run in ran],
+    )  # fmt: skip
+    yield Metric(
+        "cystore_duty_failed", "gauge", "1 if the last run of a duty ended in an error.",
+        [({"duty": duty}, float(run.outcome is Outcome.FAILED)) for duty, run in ran],
+    )  # fmt: skip
