@@ -42,9 +42,12 @@ from cystore.errors import (
 )
 from cystore.filters.given_filter import Filter
 from cystore.ha.link.address import split_url
-from cystore.once.surface import StoreOnce
 from cystore.services.threads import ServiceThread
+from cystore.surface.arrivals import StoreArrivals
+from cystore.surface.consumers import StoreConsumers
+from cystore.surface.once import StoreOnce
 from cystore.surface.places import StorePlaces
+from cystore.surface.transactions import StoreTransactions
 from cystore.surface.upkeep import StoreUpkeep
 from cystore.surface.waits import StoreWaits
 from cystore.system import folders
@@ -118,7 +121,9 @@ def _group_offsets(parts: Attachment) -> GroupOffsets:
     return ReplicatedOffsets(parts)
 
 
-class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
+class MessageStore(
+    StorePlaces, StoreWaits, StoreUpkeep, StoreArrivals, StoreConsumers, StoreTransactions, StoreOnce
+):
     """A store that this process is attached to; made by `cystore.open`. Safe for threads.
 
     A forked child attaches again by itself at first use. Offsets: a *queue offset* counts messages of one (topic,

@@ -11,12 +11,13 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from cystore._native.lookup.get_result import GetResult
 from cystore._native.record.argument_checks import any_text, choice, whole, yes_or_no
 from cystore._native.record.message import Message
 from cystore.arrivals.queue_watch import QueueWatch, Watched
+from cystore.attachment.attachment import StoreHandle
 from cystore.clock import FOREVER_S, monotonic_s, wait_s
 from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
 from cystore.engine.inspect.queue_offset import queue_offset_in
@@ -24,9 +25,6 @@ from cystore.errors import CorruptRecordError, StoreClosedError, StoreConfigErro
 from cystore.filters.given_filter import Filter
 from cystore.results import GetStatus
 from cystore.system.threads import os_threads
-
-if TYPE_CHECKING:
-    from cystore.arrivals.surface import StoreArrivals
 
 log = logging.getLogger("cystore")
 
@@ -83,7 +81,7 @@ class AsyncStore:
     A task that is cancelled leaves nothing behind. When the store is closed, every wait raises StoreClosedError.
     """
 
-    def __init__(self, store: StoreArrivals, watch: QueueWatch) -> None:
+    def __init__(self, store: StoreHandle, watch: QueueWatch) -> None:
         self._store, self._watch = store, watch
 
     async def wait(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cystore._native.record.argument_checks import choice, instance, whole
 from cystore.arrivals.cursor import PREFIX, RUNNING, Cursor, checked_name, names, path_of
@@ -18,7 +18,7 @@ from cystore.arrivals.dispatcher import (
     last_position,
     write_position,
 )
-from cystore.attachment.attachment import Attachment
+from cystore.attachment.attachment import Attachment, StoreHandle
 from cystore.errors import (
     CorruptRecordError,
     OffsetError,
@@ -31,9 +31,6 @@ from cystore.system import files
 from cystore.system.key_lock import is_place_taken
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
-
-if TYPE_CHECKING:
-    from cystore.arrivals.surface import StoreArrivals
 
 OFFSET_MAX = (1 << 62) - 1
 
@@ -54,7 +51,7 @@ class DispatcherState(NamedTuple):
 class Dispatchers:
     """The named dispatchers of a store; `store.dispatchers`. Safe for threads and processes."""
 
-    def __init__(self, store: StoreArrivals) -> None:
+    def __init__(self, store: StoreHandle) -> None:
         self._store = store
 
     def add(

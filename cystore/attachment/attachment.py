@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cystore._native.append.appender import Appender
+from cystore._native.lookup.get_result import GetResult
 from cystore._native.memory.control import Control
+from cystore._native.record.message import Message, PutResult
 from cystore.clock import monotonic_s
 from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.dispatch.backlog import BacklogKeeper
@@ -237,3 +240,44 @@ class Attachment:
         if self.ground is not None:
             self.ground.leave()
         self.let_mappings_go()
+
+
+class StoreHandle(ABC):
+    """A store for its own groups, dispatchers and transactions. `MessageStore` is the only one; it attaches again after
+    a fork, and follows its path."""
+
+    __slots__ = ()
+
+    path: Path
+    followed: int
+
+    @abstractmethod
+    def _attached(self) -> Attachment:
+        """The present attachment. Raises StoreClosedError, StoreMovedError."""
+
+    @abstractmethod
+    def _writable(self) -> Attachment:
+        """The same. Raises StoreNotWritableError, too."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> StoreConfig: ...
+
+    @abstractmethod
+    def get(self, *args: Any, **options: Any) -> GetResult: ...
+
+    @abstractmethod
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: str = "nearest"
+    ) -> int: ...
+
+    @abstractmethod
+    def put(self, *args: Any, **options: Any) -> PutResult: ...
+
+    @abstractmethod
+    def put_many(
+        self, messages: Sequence[Message], *, flush: str | None = None, batch: bool = False
+    ) -> list[PutResult]: ...
+
+    @abstractmethod
+    def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool: ...

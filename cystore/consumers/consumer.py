@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from cystore import clock
 from cystore._native.lookup.get_result import GetResult
@@ -24,8 +23,9 @@ from cystore._native.record.argument_checks import listed, whole
 from cystore._native.record.message import Message
 from cystore._native.record.properties import queues_of
 from cystore._native.system.failpoint import failpoint
+from cystore.attachment.attachment import StoreHandle
 from cystore.clock import monotonic_s, wait_s
-from cystore.consumers.groups import FIRST, GroupTable, place
+from cystore.consumers.groups import FIRST, Groups, place, table_of
 from cystore.consumers.in_flight import QueueInFlight
 from cystore.consumers.names import retry_topic, users_group
 from cystore.consumers.retries import retry_of
@@ -48,9 +48,6 @@ from cystore.layout import LMQ_PREFIX, refuse_own_topic
 from cystore.results import GetStatus
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads
-
-if TYPE_CHECKING:
-    from cystore.consumers.surface import StoreConsumers
 
 log = logging.getLogger("cystore")
 
@@ -84,7 +81,7 @@ class Consumer:
 
     def __init__(
         self,
-        store: StoreConsumers,
+        store: StoreHandle,
         group: str,
         topics: str | Sequence[str],
         *,
@@ -108,7 +105,7 @@ class Consumer:
         self._lock, self._turn_at_s, self._save_at_s = os_threads.RLock(), 0.0, monotonic_s() + SAVE_S
         self._queues: OrderedDict[tuple[str, int], QueueInFlight] = OrderedDict()
         self._parts = store._writable()
-        self._found: GroupTable = store._group_table()
+        self._found = table_of(self._parts)
         self._table = self._found.table
         self._levels = len(self._parts.config.delay_levels_ms())
         self._locks = self._table.locks()
@@ -143,19 +140,19 @@ class Consumer:
         """Begins a topic in which the group has no offset, unless another consumer did. The other consumers wait for
         that, else they would read from the first message. If a consumer is killed here, the row's mark shows that the
         topic has to be begun again."""
-        mark = self._table.row((topic, self.group, -1))
+        groups, mark = Groups(self._store), self._table.row((topic, self.group, -1))
         with self._table.beginning(mark):
             state = self._table.offset(mark)
             if state == BEGUN:
                 return
             if state == NO_OFFSET:
-                has_offset = any(of == topic for of, _ in self._store.groups.offsets(self.group))
+                has_offset = any(of == topic for of, _ in groups.offsets(self.group))
                 if has_offset or self._begin == FIRST:
                     return
                 self._table.set_offset(mark, BEGINNING)
             for queue_id, _ in self._found.queues(topic):
-                if self._store.groups.offset(self.group, topic, queue_id) is None:
-                    self._store.groups.reset(self.group, topic, self._begin, queue_id=queue_id)
+                if groups.offset(self.group, topic, queue_id) is None:
+                    groups.reset(self.group, topic, self._begin, queue_id=queue_id)
             self._table.set_offset(mark, BEGUN)
 
     # ------------------------------------------------------------------------------------------- the program

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from cystore.attachment.attachment import Attachment, StoreHandle
 from cystore.consumers.names import checked_group
 from cystore.derived.dispatch.known_filters import KnownFilters
 from cystore.engine.manifest.group_filters import UNBORN, GroupFilter, group_filters_of
@@ -14,10 +15,6 @@ from cystore.engine.manifest.store_settings import has_room_for_bitmaps
 from cystore.engine.manifest.topic_names import checked_topic
 from cystore.errors import StoreConfigError
 from cystore.filters.sql import SqlFilter, checked
-
-if TYPE_CHECKING:
-    from cystore.attachment.attach import Attachment
-    from cystore.consumers.surface import StoreConsumers
 
 
 class RegisteredFilter(NamedTuple):
@@ -38,7 +35,7 @@ class Filters:
     bitmaps.
     """
 
-    def __init__(self, store: StoreConsumers) -> None:
+    def __init__(self, store: StoreHandle) -> None:
         self._store = store
 
     def add(self, group: str, topic: str, expression: str | SqlFilter) -> RegisteredFilter:
@@ -62,7 +59,7 @@ class Filters:
     def list(self) -> builtins.list[RegisteredFilter]:
         """All filters, by group and topic."""
         facts = self._store._attached().manifest.snapshot()
-        return [_shown(row) for row in group_filters_of(facts).rows]
+        return [_shown(row) for row in group_filters_of(facts.sections).rows]
 
     def __iter__(self) -> Iterator[RegisteredFilter]:
         return iter(self.list())

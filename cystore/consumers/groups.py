@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cystore import clock
 from cystore._native.lookup.get_result import GetResult
 from cystore._native.record.argument_checks import choice, instance, whole, yes_or_no
-from cystore.attachment.attachment import Attachment
+from cystore.attachment.attachment import Attachment, StoreHandle
 from cystore.clock import monotonic_s, wait_s
 from cystore.consumers.names import checked_group, users_group
 from cystore.consumers.offset_file import Key
@@ -23,9 +23,6 @@ from cystore.layout import CONSTANTS, OWN_GROUPS, TOTAL_SIZE, field_of, record_s
 from cystore.results import GetStatus
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
-
-if TYPE_CHECKING:
-    from cystore.consumers.surface import StoreConsumers
 
 QUEUE_ID_MAX = (1 << 31) - 1
 OFFSET_MAX = (1 << 62) - 1
@@ -103,11 +100,11 @@ class Groups:
     StoreConfigError.
     """
 
-    def __init__(self, store: StoreConsumers) -> None:
+    def __init__(self, store: StoreHandle) -> None:
         self._store = store
 
     def _table(self) -> GroupTable:
-        return self._store._group_table()
+        return table_of(self._store._attached())
 
     def _writable(self) -> GroupTable:
         self._store._writable()

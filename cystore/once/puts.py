@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cystore import clock
 from cystore._native.memory.control import WROTE
 from cystore._native.record.argument_checks import choice, text, whole
 from cystore._native.record.message import PutResult, place_of
 from cystore._native.system.failpoint import failpoint
-from cystore.attachment.attachment import Attachment
+from cystore.attachment.attachment import Attachment, StoreHandle
 from cystore.derived.reading.reader import INT32_MAX
 from cystore.engine.log.append_policy import FLUSH_REPLICATED, FLUSH_SYNC
 from cystore.errors import MessageIllegalError, StoreConfigError, StoreError
@@ -24,9 +24,6 @@ from cystore.layout import refuse_own_topic
 from cystore.system.key_lock import NameLocks
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
-
-if TYPE_CHECKING:
-    from cystore.once.surface import StoreOnce
 
 NAME = "once.lock"
 WINDOW_MAX_MS = 1 << 50
@@ -41,7 +38,7 @@ class PutOnce(NamedTuple):
 
 
 def put_once(
-    store: StoreOnce,
+    store: StoreHandle,
     topic: str,
     body: Any,
     dedup_key: str,

@@ -206,7 +206,7 @@ class Scrubber:
         """The comparison of the slice alone: it reads only the slice's records, and ignores other entries of queues and
         index."""
         root, file_bytes = self._root, self._config.mapped_file_size_consume_queue_bytes
-        filters = group_filters_of(self._manifest.snapshot()).rows
+        filters = group_filters_of(self._manifest.snapshot().sections).rows
         marks = FilterMarks(filters, self._config.bit_map_length_consume_queue_ext) if filters else None
         check = Comparison(
             root, reader, bounds, lambda key: open_queue(root, *key, file_bytes), each_entry=True, marks=marks

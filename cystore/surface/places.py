@@ -3,14 +3,12 @@ timestamps. Methods of MessageStore."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cystore._native.record.argument_checks import any_text, whole, yes_or_no
 from cystore._native.record.message import Message
-from cystore.attachment.attach import Attachment
+from cystore.attachment.attachment import StoreHandle
 from cystore.attachment.private_reads import scan
 from cystore.derived.reading.by_key import DEFAULT_COUNT
 from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
@@ -26,15 +24,10 @@ if TYPE_CHECKING:
     from cystore.derived.reading.snapshot import LogSnapshot
 
 
-class StorePlaces(ABC):
+class StorePlaces(StoreHandle):
     """The methods of `MessageStore` for the places of messages."""
 
     __slots__ = ()
-
-    path: Path
-
-    @abstractmethod
-    def _attached(self) -> Attachment: ...
 
     @property
     def whole(self) -> WholeLog:

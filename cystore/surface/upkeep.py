@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cystore._native.memory import store_clock
 from cystore._native.record.argument_checks import any_text, function, whole, yes_or_no
-from cystore.attachment.attach import Attachment
+from cystore.attachment.attachment import StoreHandle
 from cystore.clock import wait_s
 from cystore.config import StoreConfig
 from cystore.engine.inspect.stats import put_bytes_by_topic, store_stats
@@ -38,16 +37,10 @@ if TYPE_CHECKING:
     from cystore.services.scrub import Scrubbed
 
 
-class StoreUpkeep(ABC):
+class StoreUpkeep(StoreHandle):
     """The part of a `MessageStore` that operators and duties use."""
 
     __slots__ = ()
-
-    @abstractmethod
-    def _attached(self) -> Attachment: ...
-
-    @abstractmethod
-    def _writable(self) -> Attachment: ...
 
     def stats(self) -> dict[str, Any]:
         """Positions, counters of all processes since the first attach, puts and gets by the time they took

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from cystore._native.record.argument_checks import WHOLE_MAX, any_text, function, text, whole
-from cystore.attachment.attach import Attachment
+from cystore.attachment.attachment import StoreHandle
 from cystore.clock import monotonic_s, wait_s
 from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
 from cystore.engine.log.commit_log import check_offset
@@ -21,16 +20,10 @@ FOLLOWED_SHIFT = 32
 WORD_MAX = (1 << FOLLOWED_SHIFT) - 1
 
 
-class StoreWaits(ABC):
+class StoreWaits(StoreHandle):
     """The methods of `MessageStore` that sleep until a message, an append or a key comes. None of them polls."""
 
     __slots__ = ()
-
-    @abstractmethod
-    def _attached(self) -> Attachment: ...
-
-    @abstractmethod
-    def _writable(self) -> Attachment: ...
 
     def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool:
         """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. It does not poll: an

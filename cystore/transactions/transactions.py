@@ -11,15 +11,16 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cystore import clock
 from cystore._native.memory.control import WROTE
 from cystore._native.record.argument_checks import any_text, choice, function, whole
 from cystore._native.record.message import Message, PutResult, encode_host
 from cystore._native.system.failpoint import failpoint
-from cystore.attachment.attachment import Attachment
+from cystore.attachment.attachment import Attachment, StoreHandle
 from cystore.clock import monotonic_s
+from cystore.consumers.groups import Groups
 from cystore.consumers.names import checked_group
 from cystore.engine.log.append_policy import FLUSH_REPLICATED, FLUSH_SYNC
 from cystore.errors import (
@@ -58,9 +59,6 @@ from cystore.transactions.half import (
 )
 from cystore.transactions.table import GROUP, SetAside, TransactionTable
 
-if TYPE_CHECKING:
-    from cystore.transactions.surface import StoreTransactions
-
 log = logging.getLogger("cystore")
 
 PRODUCER_GROUP = "cystore"
@@ -85,7 +83,7 @@ class Checked(NamedTuple):
 class Transactions:
     """The transactions of one store, for one handle."""
 
-    def __init__(self, store: StoreTransactions) -> None:
+    def __init__(self, store: StoreHandle) -> None:
         self._store = store
 
     # ---------------------------------------------------------------------------------------------- ends
@@ -244,7 +242,7 @@ class Transactions:
     def _table(self) -> TransactionTable:
         parts = self._store._attached()
         if parts.transactions is None:
-            offsets = self._store.groups.offsets(GROUP)
+            offsets = Groups(self._store).offsets(GROUP)
             parts.transactions = TransactionTable(
                 partial(parts.reader.get, read_end=WROTE),
                 offsets.get((HALF_TOPIC, 0), 0), offsets.get((OP_TOPIC, 0), 0), LogFacts(parts),
@@ -376,8 +374,9 @@ class Transactions:
         """Lets the next table begin behind the ended transactions."""
         table.catch_up()  # the ends of this turn
         half_offset, op_offset = table.begins()
-        self._store.groups.move(GROUP, HALF_TOPIC, 0, half_offset)
-        self._store.groups.move(GROUP, OP_TOPIC, 0, op_offset)
+        groups = Groups(self._store)
+        groups.move(GROUP, HALF_TOPIC, 0, half_offset)
+        groups.move(GROUP, OP_TOPIC, 0, op_offset)
 
 
 _COUNTED = {

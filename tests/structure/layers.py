@@ -69,7 +69,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.consumers", "consumer groups: shared offsets, lag, consumers that divide the queues"),
     ("cystore.transactions", "half messages: begin, commit, roll back, and asking what became of one"),
     ("cystore.once", "messages that are put once: the second put of a key gives the first one's place"),
-    ("cystore.surface", "methods of MessageStore by subject: places, waits, upkeep"),
+    ("cystore.surface", "methods of MessageStore by subject, as classes that it inherits"),
     ("cystore.store", "MessageStore, the one object that users open"),
     ("cystore", "the surface: what users import"),
     ("cystore.metrics", "numbers of a store under Prometheus names"),

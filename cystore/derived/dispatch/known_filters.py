@@ -26,11 +26,12 @@ from cystore._native.memory.control import Control
 from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
 from cystore.engine.manifest.group_filters import (
+    SECTION,
     UNBORN,
     GroupFilter,
     GroupFilters,
     group_filters_of,
-    with_group_filters,
+    section_of,
 )
 from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.errors import FilterError, StoreConfigError, StoreError, StoreLockedError, StoreTimeoutError
@@ -60,7 +61,7 @@ class KnownFilters:
     def _known(self, facts: Facts) -> GroupFilters:
         parsed = self._parsed
         if parsed[0] is not facts:
-            parsed = self._parsed = (facts, group_filters_of(facts))
+            parsed = self._parsed = (facts, group_filters_of(facts.sections))
         return parsed[1]
 
     # ------------------------------------------------------------------------------------------ for dispatch
@@ -113,10 +114,10 @@ class KnownFilters:
         failpoint("filters.dispatched")
 
         def give_birth(facts: Facts) -> Facts:
-            known = group_filters_of(facts)
+            known = group_filters_of(facts.sections)
             if known.find(group, topic) != entered:  # another call replaced it meanwhile
                 return facts
-            return with_group_filters(facts, known.with_row(entered._replace(born=end)))
+            return _with_filters(facts, known.with_row(entered._replace(born=end)))
 
         facts = self._manifest.update(give_birth)
         failpoint("filters.born")
@@ -126,7 +127,7 @@ class KnownFilters:
         """Enters the filter unborn, unless it is born already."""
 
         def change(facts: Facts) -> Facts:
-            known = group_filters_of(facts)
+            known = group_filters_of(facts.sections)
             old = known.find(group, topic)
             if old is not None and old.expression == expression and old.born > UNBORN:
                 return facts
@@ -136,9 +137,9 @@ class KnownFilters:
                     path=self._manifest.path,
                 )
             unborn = GroupFilter(group, topic, expression, UNBORN - 1 - facts.sequence)
-            return with_group_filters(facts, known.with_row(unborn))
+            return _with_filters(facts, known.with_row(unborn))
 
-        found = group_filters_of(self._manifest.update(change)).find(group, topic)
+        found = group_filters_of(self._manifest.update(change).sections).find(group, topic)
         assert found is not None
         return found
 
@@ -147,7 +148,7 @@ class KnownFilters:
         if not any(row[:2] == (group, topic) for row in self.rows()):
             return False
         self._manifest.update(
-            lambda facts: with_group_filters(facts, group_filters_of(facts).without(group, topic))
+            lambda facts: _with_filters(facts, group_filters_of(facts.sections).without(group, topic))
         )
         return True
 
@@ -155,6 +156,10 @@ class KnownFilters:
 @lru_cache(256)
 def _bits(group: bytes, topic: bytes, bits: int) -> GroupBits:
     return GroupBits(group, topic, bits)
+
+
+def _with_filters(facts: Facts, content: GroupFilters) -> Facts:
+    return facts.with_section(SECTION, section_of(content))
 
 
 def _table_of(rows: tuple[GroupFilter, ...], bits: int) -> FilterTable | None:
@@ -186,23 +191,23 @@ def _lock_ns(root: Path) -> int:
 def begin_filters(manifest: Manifest, root: Path, wrote: int, *, abnormal: bool) -> None:
     """For the first process, before it dispatches: all filters are born at the log's end `wrote`, except those of
     which all units are known to be right."""
-    known = group_filters_of(manifest.snapshot())
+    known = group_filters_of(manifest.snapshot().sections)
     if not known.rows:
         return
     believed = not abnormal and known.closed == (wrote, _lock_ns(root))
     rows = [row if believed and row.born > UNBORN else row._replace(born=wrote) for row in known.rows]
-    manifest.update(lambda facts: with_group_filters(facts, GroupFilters(tuple(rows))))
+    manifest.update(lambda facts: _with_filters(facts, GroupFilters(tuple(rows))))
 
 
 def end_filters(manifest: Manifest, root: Path, control: Control) -> None:
     """For the last process, when everything is dispatched and durable."""
-    known = group_filters_of(manifest.snapshot())
+    known = group_filters_of(manifest.snapshot().sections)
     if not known.rows or control.dispatched < control.wrote:
         return
     closed = control.wrote, _lock_ns(root)
     try:
         manifest.update(
-            lambda facts: with_group_filters(facts, GroupFilters(group_filters_of(facts).rows, closed))
+            lambda facts: _with_filters(facts, GroupFilters(group_filters_of(facts.sections).rows, closed))
         )
     except StoreError as error:
         log.warning("%s: the next open believes no bitmap of earlier messages: %s", root, error)

@@ -9,14 +9,11 @@ registration has stands in its place, so that a registration that took long cann
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cystore.engine.manifest.given_up_offsets import OFFSET_LIMIT
 from cystore.engine.manifest.topic_names import is_topic
 from cystore.value_class import value_class
-
-if TYPE_CHECKING:
-    from cystore.engine.manifest.manifest import Facts
 
 SECTION = "filters"  # in the manifest
 UNBORN = -1  # this number and all below
@@ -53,9 +50,9 @@ class GroupFilters:
         return GroupFilters(tuple(sorted([*kept.rows, row])), self.closed)
 
 
-def group_filters_of(facts: Facts) -> GroupFilters:
-    """The section's content. Entries that cannot be understood are left out."""
-    found = facts.sections.get(SECTION)
+def group_filters_of(sections: Mapping[str, Any]) -> GroupFilters:
+    """The content of the section, among those of a manifest. Entries that cannot be understood are left out."""
+    found = sections.get(SECTION)
     if not isinstance(found, dict):
         return GroupFilters()
     rows, closed = found.get("rows"), found.get("closed")
@@ -77,12 +74,8 @@ def _close_of(found: object) -> tuple[int, int] | None:
     return found[0], found[1]
 
 
-def with_group_filters(facts: Facts, content: GroupFilters) -> Facts:
-    """The manifest's facts with another content of the section."""
-    return facts.with_section(SECTION, _section(content))
-
-
-def _section(content: GroupFilters) -> dict[str, Any] | None:
+def section_of(content: GroupFilters) -> dict[str, Any] | None:
+    """The section with this content; None: the manifest needs none."""
     if not content.rows:
         return None
     section: dict[str, Any] = {"rows": [list(row) for row in content.rows]}

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cystore.arrivals.surface import StoreArrivals
+from cystore.attachment.attachment import StoreHandle
 from cystore.filters.given_filter import Filter
 from cystore.system.threads.reentry import undisturbed
 
 if TYPE_CHECKING:
     from cystore.consumers.consumer import Consumer
     from cystore.consumers.filters import Filters
-    from cystore.consumers.groups import Groups, GroupTable
+    from cystore.consumers.groups import Groups
 
 
-class StoreConsumers(StoreArrivals):
+class StoreConsumers(StoreHandle):
     """The methods of `MessageStore` for consumer groups. Its modules are imported at their first use."""
 
     __slots__ = ()
-
-    @abstractmethod
-    def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool: ...
 
     @property
     def groups(self) -> Groups:
@@ -64,9 +60,3 @@ class StoreConsumers(StoreArrivals):
             max_reconsume_times=max_reconsume_times, max_in_flight=max_in_flight,
         )  # fmt: skip
         return undisturbed(make)
-
-    def _group_table(self) -> GroupTable:
-        """The table of the present attachment."""
-        from cystore.consumers.groups import table_of
-
-        return table_of(self._attached())

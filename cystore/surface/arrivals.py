@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cystore._native.record.argument_checks import any_text, whole
-from cystore.attachment.attach import Attachment
+from cystore.attachment.attachment import StoreHandle
 from cystore.attachment.interrupted_close import weakly
 from cystore.errors import StoreConfigError
 
 if TYPE_CHECKING:
-    from cystore._native.lookup.get_result import GetResult
     from cystore.arrivals.aio import AsyncStore
     from cystore.arrivals.dispatchers import Dispatchers
     from cystore.arrivals.listeners import ArrivingListener
     from cystore.arrivals.queue_watch import QueueWatch
 
 
-class StoreArrivals(ABC):
+class StoreArrivals(StoreHandle):
     """The methods of `MessageStore` for messages as they come. Its modules are imported at their first use."""
 
     __slots__ = ()
-
-    @abstractmethod
-    def _attached(self) -> Attachment: ...
-
-    @abstractmethod
-    def _writable(self) -> Attachment: ...
-
-    @abstractmethod
-    def get(self, *args: Any, **options: Any) -> GetResult: ...
-
-    @abstractmethod
-    def offset_by_time(
-        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: str = "nearest"
-    ) -> int: ...
-
-    followed: int
 
     @property
     def dispatchers(self) -> Dispatchers:

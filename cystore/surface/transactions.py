@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cystore._native.record.message import Message, PutResult
-from cystore.config import StoreConfig
-from cystore.consumers.surface import StoreConsumers
+from cystore._native.record.message import PutResult
+from cystore.attachment.attachment import StoreHandle
 
 if TYPE_CHECKING:
-    from cystore._native.lookup.key_reader import QueryResult
     from cystore.transactions.half import HalfMessage
     from cystore.transactions.transactions import Check, Checked
 
 
-class StoreTransactions(StoreConsumers):
+class StoreTransactions(StoreHandle):
     """The methods of `MessageStore` for transactions. Its modules are imported at their first use."""
 
     __slots__ = ()
-
-    @abstractmethod
-    def put(self, *args: Any, **options: Any) -> PutResult: ...
-
-    @abstractmethod
-    def put_many(
-        self, messages: Sequence[Message], *, flush: str | None = None, batch: bool = False
-    ) -> list[PutResult]: ...
-
-    @abstractmethod
-    def query(self, topic: str, key: str, max_count: int = 32) -> QueryResult: ...
-
-    @property
-    @abstractmethod
-    def settings(self) -> StoreConfig: ...
 
     def begin(
         self,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cystore.transactions.surface import StoreTransactions
+from cystore.attachment.attachment import StoreHandle
 
 if TYPE_CHECKING:
     from cystore.once.puts import PutOnce
 
 
-class StoreOnce(StoreTransactions):
+class StoreOnce(StoreHandle):
     """The part of a `MessageStore` that puts messages once. Its modules are imported at their first use."""
 
     __slots__ = ()
