@@ -34,7 +34,20 @@ LEAST_PYTHON = (3, 11)
 # Each target's extras in pyproject.toml; the build's own requirements are always installed with them.
 EXTRAS = {
     "build": (),
-    "lint": ("dev", "celery", "cli", "filter", "metrics", "ha", "spark", "report", "delta", "iceberg", "web"),
+    "lint": (
+        "dev",
+        "celery",
+        "cli",
+        "filter",
+        "metrics",
+        "ha",
+        "spark",
+        "report",
+        "delta",
+        "iceberg",
+        "web",
+        "otel",
+    ),
     "run": ("celery", "redis", "cli"),
     "test": (
         "dev",
@@ -54,6 +67,7 @@ EXTRAS = {
         "connect-tests",
         "web",
         "web-tests",
+        "otel",
     ),
     "bench": ("bench", "celery", "redis", "cli", "filter", "spark", "report", "delta", "iceberg"),
 }

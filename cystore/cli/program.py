@@ -40,6 +40,7 @@ from cystore.cli.look.info import COMMAND as INFO
 from cystore.cli.look.metrics import COMMAND as METRICS
 from cystore.cli.look.query import COMMAND as QUERY
 from cystore.cli.look.read import COMMAND as READ
+from cystore.cli.look.spans import COMMAND as SPANS
 from cystore.cli.look.tail import COMMAND as TAIL
 from cystore.cli.look.verify import COMMAND as VERIFY
 from cystore.cli.look.web import COMMAND as WEB
@@ -59,7 +60,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, READ, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE,
     CONFIG, CLEAN, COMPACT, CLOCK,
     HANDOVER, SNAPSHOT, IMPORT, TRANSACTIONS, GROUPS, LAG, RESET_OFFSET, FILTERS, FILTERS_ADD, FILTERS_REMOVE,
-    DISPATCHERS, REPLICATE, HA, METRICS, WEB,
+    DISPATCHERS, REPLICATE, HA, METRICS, SPANS, WEB,
 )  # fmt: skip
 ALIKE = 3  # reports that differ in numbers and names only
 

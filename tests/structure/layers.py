@@ -128,6 +128,7 @@ NEEDS_EXTRA: tuple[tuple[str, str], ...] = (
     ("cystore.spark*", "pyspark"),
     ("cystore.spark.reports.report_p*", "matplotlib"),
     ("pyspark_cystore", "pyspark"),
+    ("cystore.celery.metrics.span_export", "opentelemetry"),
     ("cystore.web.*", "celery"),
     ("cystore.web.*", "starlette"),
     ("cystore.web.server", "uvicorn"),

@@ -100,6 +100,10 @@ FIELDS: dict[str, tuple[str, str]] = {
     "signal": ("text", "REVOKED: the name of the signal"),
     "expired": ("true", "REVOKED: its expiry was over"),
     "eager": ("true", "it ran in the process that called it"),
+    "traceparent": (
+        "text",
+        "SENT, RECEIVED: the publisher's trace, as W3C Trace Context writes it into the headers",
+    ),
     "lost": ("number", "events before this one that its process could not record"),
     "rerun_of": ("text", "SENT: the id of the task that `cystore rerun` sent again under this id"),
     "message": ("object", 'SENT: the message itself, with `cystore_lifecycle_payload = "message"`'),

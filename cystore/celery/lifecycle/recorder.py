@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-SETTING = "cystore_lifecycle"
+SETTING, TRACE = "cystore_lifecycle", "traceparent"
 DUTIES = "cystore."  # prefix of the store's own tasks, which are left out of the log
 PAUSE_S = 5.0  # after a failed write, so that tasks do not wait for the store again and again
 # The longest wait of an event for an append lock without progress: a worker's main process has heartbeats to send, and
@@ -369,7 +369,7 @@ def _sent(
         origin=fields.get("origin"), queue=routing_key, exchange=exchange_name,
         parent_id=fields.get("parent_id"), retries=fields.get("retries") or None, eta=fields.get("eta"),
         expires=fields.get("expires"),
-        args=args, kwargs=kwargs, home=fields.get(HOME), **message,
+        args=args, kwargs=kwargs, home=fields.get(HOME), traceparent=fields.get(TRACE), **message,
     )  # fmt: skip
 
 
@@ -386,7 +386,7 @@ def _received(life: Lifecycle, sender: Any, request: Any, **_: Any) -> None:
         event, request.id, name, fields.get("root_id"), fields.get("group"),
         worker=request.hostname, queue=delivery.get("routing_key"), parent_id=fields.get("parent_id"),
         retries=fields.get("retries") or None, eta=fields.get("eta"), expires=fields.get("expires"),
-        args=args, kwargs=kwargs, home=fields.get(HOME),
+        args=args, kwargs=kwargs, home=fields.get(HOME), traceparent=fields.get(TRACE),
     )  # fmt: skip
     life.received(request)
     if request.task.acks_late:
