@@ -76,7 +76,8 @@ STORE: dict[str, str] = {
     "commit_commit_log_least_pages": "a commit waits for this much; 0: for nothing",
     "commit_commit_log_thorough_interval_ms": "after this time any amount is committed; 0: always",
     "os_page_cache_busy_timeout_ms": "the longest wait for a holder of the append lock that makes no progress",
-    "allocate_ahead_bytes": "disk space reserved ahead of the writers; of a slave up to 4 times as much",
+    "allocate_ahead_bytes": "disk space reserved ahead of the writers; unless it is given, only 2 MiB in a new "
+    "store, then 4 times its log up to this; of a slave up to 4 times as much",
     "populate_ahead_bytes": "pages made ready ahead of the writers; 0: none",
     "warm_mapped_file_enable": "the segment that is written to and the next one are made ready as a whole",
     "flush_least_pages_when_warm_mapped_file": "with `sync` flush: pages made ready between two syncs",

@@ -63,6 +63,7 @@ def compose(
 ) -> Attachment:
     """The parts over a control block. Sizes and delay levels are the block's: the first attacher's, or the files'
     own."""
+    grows = not config.gives("allocate_ahead_bytes")
     config = dataclasses.replace(
         config,
         mapped_file_size_commit_log_bytes=min(control.commit_log_file_bytes, INT_MAX),
@@ -85,7 +86,8 @@ def compose(
         buffers = BufferPool(root, manifest.snapshot().store_id, control, config)
         committer = Committer(control, commit_log.files, buffers, config)
         control.committer = committer.commit_to
-    allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root, control), buffers)
+    reserve = partial(reserve_queue_offsets, root, control)
+    allocator = Allocator(control, commit_log, config, reserve, buffers, grows=grows)
     flusher = Flusher(root, control, commit_log, checkpoint, config)
     derived_flusher = DerivedFlusher(
         root, control, queues, index, checkpoint, flusher, config, allocator.headroom_is_gone

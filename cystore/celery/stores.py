@@ -64,6 +64,10 @@ DEFAULTS: dict[str, Any] = {
     "mapped_file_size_consume_queue_bytes": 50_000 * QUEUE_ENTRY_BYTES,
     "allocate_ahead_bytes": 8 * MIB,
     "populate_ahead_bytes": 4 * MIB,
+    # The slots of an index file are reserved with its first key, because a hash may lead to each of them: 8 MB here, 20
+    # MB with RocketMQ's sizes.
+    "max_hash_slot_num": 2_000_000,
+    "max_index_num": 8_000_000,
     # RocketMQ's client tries again elsewhere. Here a finished task would fail because its host is busy.
     "os_page_cache_busy_timeout_ms": 30_000,
     # The limit of a result, encoded with its meta. Redis takes up to 512 MB, and apps that come from there may have
@@ -83,6 +87,8 @@ SERVER: dict[str, Any] = {
     "mapped_file_size_consume_queue_bytes": 300_000 * QUEUE_ENTRY_BYTES,
     "allocate_ahead_bytes": 64 * MIB,
     "populate_ahead_bytes": 16 * MIB,
+    "max_hash_slot_num": 5_000_000,
+    "max_index_num": 20_000_000,
     "min_free_bytes": 2048 * MIB,
     # an unmounted disk must not lead to a second store: `celery -A APP cystore create` makes the first
     "create": False,

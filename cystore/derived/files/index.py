@@ -44,7 +44,8 @@ log = logging.getLogger("cystore")
 
 DIRECTORY = "index"
 NAME_DIGITS = 17
-ALLOCATE_BYTES, PAGE_BYTES = 4 * 1024 * 1024, 4 * 1024
+# Room for entries is reserved in steps that double.
+FIRST_STEP_BYTES, ALLOCATE_BYTES, PAGE_BYTES = 64 * 1024, 4 * 1024 * 1024, 4 * 1024
 _END_AT, _END_OFFSET = field_of("index_header", "end_physical_offset")
 _USED_SLOTS_AT, _ = field_of("index_header", "used_slots")
 
@@ -389,7 +390,7 @@ class IndexFiles:
         listed = self.files()
         name = _next_name(listed[-1].name if listed else 0)
         length = file_length(self._slots, self._capacity)
-        allocated = min(HEADER_BYTES + SLOT_BYTES * self._slots + ALLOCATE_BYTES, length)
+        allocated = min(HEADER_BYTES + SLOT_BYTES * self._slots + FIRST_STEP_BYTES, length)
         if self._mode is Mode.PRIVATE:
             self._imagined[name] = MappedFile.anonymous(name, length)
         else:
@@ -408,11 +409,13 @@ class IndexFiles:
     def allocate(self, file: IndexFile, needed: int) -> None:
         """Reserves space in the newest file up to `needed` bytes and some more. Raises StoreFullError."""
         begin = self._control.index_allocated
-        needed = max(needed, HEADER_BYTES + SLOT_BYTES * file.slots)
-        end = min(needed + ALLOCATE_BYTES, file.file.length)
+        entries_at = HEADER_BYTES + SLOT_BYTES * file.slots
+        needed = max(needed, entries_at)
+        step = min(max(needed - entries_at, FIRST_STEP_BYTES), ALLOCATE_BYTES)
+        end = min(needed + step, file.file.length)
         if self._mode is Mode.WRITE:
             if is_fast := self._pace.is_fast(end - needed):
-                end = min(end + ALLOCATE_BYTES, file.file.length)  # each step waits for the interpreter
+                end = min(end + step, file.file.length)  # each step waits for the interpreter
             with files.opened(self._path(file.name), os.O_RDWR) as fd:
                 try:
                     files.allocate(fd, begin, end, file.file.path)

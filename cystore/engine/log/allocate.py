@@ -35,6 +35,9 @@ CONTROL_NAME = "control"
 HEADROOM_NAME = "headroom"
 FIRST_PAGES_BYTES = 64 * 1024  # faulted in by a put; the next put that reaches their end doubles that
 MOST_BYTES = 1 << 62
+# The room ahead grows with the log, up to the default of `allocate_ahead_bytes`: a store of a few records takes little
+# disk, and a writer that begins fast waits for three short steps.
+FIRST_AHEAD_BYTES, AHEAD_TIMES = 2 * 1024 * 1024, 4
 MOST_PAGES_BYTES = 128 * 1024  # some 0.1 ms; where memory is scarce, 1 MiB took a put 20 ms of processor time
 KEPT_WRITABLE_BYTES = 1024 * 1024  # ahead of the appends, looked after in each turn; some 20 µs
 # The disk takes up to 0.3 s to make a name durable: so many bytes may be appended meanwhile.
@@ -75,7 +78,7 @@ def writes_end_when_it_fails(control: Control, directory: Path) -> Iterator[None
 
 class Allocator:
     """Keeps the log allocated ahead of the wrote position. Any process may do it; the housekeeping lock lets one do it
-    at a time."""
+    at a time. `grows`: the room ahead of a short log is less than `allocate_ahead_bytes`, which nobody asked for."""
 
     def __init__(
         self,
@@ -84,6 +87,8 @@ class Allocator:
         config: StoreConfig,
         reserve: Callable[[int], None] = lambda queues: None,
         buffers: BufferPool | None = None,
+        *,
+        grows: bool = True,
     ) -> None:
         self._control, self._commit_log, self._reserve = control, commit_log, reserve
         self._buffers = buffers
@@ -91,6 +96,7 @@ class Allocator:
         self._populate_bytes = config.populate_ahead_bytes
         self._step_bytes = 0  # of a warm-up; 0: none
         self._syncs_steps = config.flush_disk_type == "sync"
+        self._grows = grows and not config.warm_mapped_file_enable
         if config.warm_mapped_file_enable:
             self._ahead_bytes = self._populate_bytes = 2 * commit_log.file_bytes
             self._step_bytes = config.flush_least_pages_when_warm_mapped_file * PAGE_BYTES
@@ -164,7 +170,7 @@ class Allocator:
         try:
             # Makes only the files that this append needs: the name of each has to become durable first. The step is
             # short however fast appends come: they wait for it.
-            step = min(self._target(self._ahead_bytes), self._end_of_files(needed))
+            step = min(self._target(self._usual_ahead), self._end_of_files(needed))
             self._allocate_up_to(max(needed, step))
         except StoreFullError:
             self._allocate_up_to(
@@ -178,14 +184,25 @@ class Allocator:
         return min(wrote + ahead_bytes, most)
 
     @property
+    def _usual_ahead(self) -> int:
+        """`allocate_ahead_bytes`, and less while the log is short, unless that setting was given. A warm-up takes its
+        whole files at once."""
+        control = self._control
+        if not self._grows:
+            return self._ahead_bytes
+        content = control.log_end - control.min_physical_offset
+        return min(self._ahead_bytes, max(FIRST_AHEAD_BYTES, AHEAD_TIMES * content))
+
+    @property
     def _room_ahead(self) -> int:
-        """More than `allocate_ahead_bytes` for a slave whose master is fast. The disk may take 0.3 s to say which of
+        """More than the usual for a slave whose master is fast. The disk may take 0.3 s to say which of
         its blocks are free; the records of that time need room. Puts go through the mapping: their pages are made with
         their room, and are slow if they are made so long before that they are in no cache any more."""
+        ahead = self._usual_ahead
         if not self._control.flags & FLAG_SLAVE:
-            return self._ahead_bytes
+            return ahead
         fast = int(min(FAST_AHEAD_S * self._pace.bytes_per_s, FAST_AHEAD_TIMES * self._ahead_bytes))
-        return max(self._ahead_bytes, fast)
+        return max(ahead, fast)
 
     def _end_of_files(self, least: int = 0) -> int:
         """The end of the newest file of the log, or of the one that the byte in front of `least` will be in."""

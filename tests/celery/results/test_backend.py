@@ -235,8 +235,7 @@ def test_an_empty_store_is_small(backend):
     backend.store_result("id", 1, states.SUCCESS)
     backend.get_task_meta("id", cache=False)
     blocks = sum(path.stat().st_blocks for path in backend.store.path.rglob("*"))
-    assert blocks * 512 <= 80_000_000
-    assert DEFAULTS["allocate_ahead_bytes"] < 80_000_000
+    assert blocks * 512 <= 16_000_000
 
 
 def test_a_path_that_is_no_store(make_backend, tmp_path):
@@ -443,7 +442,7 @@ def test_more_serializers(make_backend, serializer):
 
 
 def test_a_store_takes_disk_as_it_is_used(backend):
-    """Allocated blocks, not lengths: an empty one below 80 MB, and then about what is in it."""
+    """Allocated blocks, not lengths: an empty one below 16 MB, and then about what is in it."""
 
     def allocated_bytes() -> int:
         return sum(path.stat().st_blocks * 512 for path in backend.store.path.rglob("*"))
@@ -451,7 +450,7 @@ def test_a_store_takes_disk_as_it_is_used(backend):
     backend.store_result("id", 1, states.SUCCESS)
     backend.get_task_meta("id", cache=False)
     empty = allocated_bytes()
-    assert empty <= 80_000_000
+    assert empty <= 16_000_000
     for number in range(40):
         backend.store_result(f"large {number}", "x" * 1_000_000, states.SUCCESS)
     grown = allocated_bytes()

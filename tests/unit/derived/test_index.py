@@ -20,7 +20,7 @@ from cystore._native.derived import index as kernel
 from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.files import index
-from cystore.derived.files.index import ALLOCATE_BYTES, IndexFiles
+from cystore.derived.files.index import ALLOCATE_BYTES, FIRST_STEP_BYTES, IndexFiles
 from cystore.derived.files.index_layout import file_length
 from cystore.derived.files.pace import Pace
 from cystore.engine.files.segments import Mode
@@ -341,12 +341,14 @@ def test_space_is_reserved_in_steps(tmp_path, monkeypatch):
     files = opened(tmp_path, config)
     added = files.add()
     path = Path(added.file.path)
-    first = 40 + 4000 + ALLOCATE_BYTES
+    first = 40 + 4000 + FIRST_STEP_BYTES
     assert files._control.index_allocated == first
     assert path.stat().st_size == file_length(1000, 600_000) == added.file.length
     assert first <= path.stat().st_blocks * 512 < first + 8192
     files.allocate(added, first + 20)
-    assert files._control.index_allocated == first + 20 + ALLOCATE_BYTES
+    assert files._control.index_allocated == first + 20 + FIRST_STEP_BYTES + 20
+    files.allocate(added, 6_000_000)
+    assert files._control.index_allocated == 6_000_000 + ALLOCATE_BYTES
     files.allocate(added, added.file.length)
     assert files._control.index_allocated == added.file.length <= path.stat().st_blocks * 512
 

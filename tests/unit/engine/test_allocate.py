@@ -332,6 +332,61 @@ print("went on")
 """
 
 
+SMALL_VOLUME = """
+import sys, cystore
+from pathlib import Path
+root = Path(sys.argv[1]) / "s"
+with cystore.open(root) as store:
+    for number in range(100):
+        store.put("T", b"x" * 1000, keys=str(number))
+    store.dispatch()
+    store.flush()
+    assert [bytes(one.body) for one in store.query("T", "99")] == [b"x" * 1000]
+    print(sum(path.stat().st_blocks * 512 for path in root.rglob("*")))
+with cystore.open(root) as store:
+    assert len(list(store.scan())) == 100
+    store.put("T", b"more")
+"""
+
+
+@pytest.mark.may_skip(NOT_ASKED)
+def test_a_new_store_with_default_settings_lives_on_a_small_volume(tmp_path):
+    """Seen: 88 MB for ten messages, 64 MiB of log and 24 of the index."""
+    assert int(on_small_disk("24m", tmp_path, SMALL_VOLUME)) <= 24_000_000
+
+
+def test_room_ahead_grows_with_the_log(tmp_path):
+    """A short log has little room; a writer that begins fast waits for few steps until it has all of it."""
+    mib = 1 << 20
+    with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=256 * mib) as store:
+        control, steps = parts(store).control, []
+        while control.allocated - control.wrote < 48 * mib:
+            before = control.allocated
+            store.put("T", body_for(mib // 2))
+            if control.allocated != before:
+                steps.append(control.allocated)
+                content = control.wrote - mib // 2  # when the put made room
+                assert control.allocated - content <= max(2, 4 * content // mib, 1) * mib + PAGE
+        assert steps[0] <= 2 * mib + PAGE and len(steps) <= 4
+
+
+def test_room_that_was_asked_for_is_there_from_the_start(tmp_path):
+    mib = 1 << 20
+    with open_small(
+        tmp_path / "s", mapped_file_size_commit_log_bytes=64 * mib, allocate_ahead_bytes=32 * mib
+    ) as store:
+        store.put("T", b"")
+        assert parts(store).control.allocated >= 32 * mib
+
+
+def test_a_warm_up_takes_its_files_at_once(tmp_path):
+    with open_small(
+        tmp_path / "s", mapped_file_size_commit_log_bytes=4 << 20, warm_mapped_file_enable=True
+    ) as store:
+        store.put("T", b"")
+        assert parts(store).control.allocated >= 4 << 20
+
+
 @pytest.mark.may_skip(NOT_ASKED)
 def test_store_that_was_killed_on_a_full_disk_opens_without_space(tmp_path):
     """And closes cleanly on one."""

@@ -39,6 +39,12 @@ def faults() -> int:
     return usage.ru_minflt + usage.ru_majflt
 
 
+@pytest.fixture(autouse=True)
+def _all_room_from_the_start(monkeypatch):
+    """`test_allocate.py` has the room of a short log."""
+    monkeypatch.setattr(allocate, "FIRST_AHEAD_BYTES", allocate.MOST_BYTES)
+
+
 def log_files(store) -> list[int]:
     return sorted(int(p.name) for p in (store.path / "commitlog").iterdir() if p.name != "CYSTORE")
 
