@@ -9,6 +9,8 @@ Segments are copied from the newest to the oldest. When the cleaner removes the 
 each pass over the log. Before that, the cleaner appended the segment's delayed messages to the log again, so another
 pass takes the newer records.
 
+A pack is the same copy as one file (`pack`); `unpack` makes a store of it.
+
 The copy is made inside a folder TARGET.incomplete, which is not a store, so every open refuses it. It is renamed to
 TARGET when all of it is durable, verified and closed. A kill leaves TARGET.incomplete for an operator to remove; any
 error removes it.
@@ -18,29 +20,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cystore
 from cystore.config import LOG_PATHS, StoreConfig
-from cystore.consumers.table import NAME as GROUP_TABLE
-from cystore.derived.files.known_queues import NAME as QUEUE_TABLE
 from cystore.derived.files.offsets import (
     QUEUE_OFFSETS,
     QueueOffsets,
     read_queue_offsets,
-    write_queue_offsets,
+    render_queue_offsets,
 )
 from cystore.engine.files import checkpoint
 from cystore.engine.files.checkpoint import CheckpointFields, read_checkpoint, render_checkpoint
 from cystore.engine.files.compacted_file import FOLDER as COMPACTED
 from cystore.engine.files.compacted_file import open_newest
-from cystore.engine.files.log_folders import FILE as LOG_FOLDERS
 from cystore.engine.files.log_folders import LogFolders
 from cystore.engine.files.quarantine import QUARANTINE
-from cystore.engine.files.segments import base_of_name, file_name
+from cystore.engine.files.segments import file_name
 from cystore.engine.inspect.recognize import check_is_store
 from cystore.engine.log.commit_log import DIRECTORY, MARKER
 from cystore.engine.manifest import manifest_file
@@ -49,29 +47,34 @@ from cystore.errors import (
     CorruptRecordError,
     OffsetError,
     StoreError,
+    StoreFullError,
     StoreIOError,
     StoreTimeoutError,
 )
+from cystore.operate.packs.destinations import INCOMPLETE, Destination, IntoFolder, IntoPack
+from cystore.operate.packs.destinations import unpack as unpacked
+from cystore.operate.packs.members import CONFIG, NOT_CARRIED, PackError, PackFacts
+from cystore.operate.packs.reader import PackReader, Piece
+from cystore.operate.packs.streams import (
+    STANDARD,
+    TargetError,
+    check_free,
+    check_writable,
+    draft_of,
+    read,
+    written,
+)
+from cystore.operate.packs.writer import PackWriter
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.store import MessageStore
 from cystore.system import files, ownership, platform
 from cystore.system.links import real_path
 from cystore.system.os_errors import is_missing
-from cystore.system.ranges import file_ranges
 
-CONFIG = "config"
-DRAFT_SUFFIX = ".incomplete"
 DRAFT_STORE = "copy"  # the folder inside the draft that is renamed to TARGET
-# A mark file. It lies beside that folder, so that no open takes the draft for an empty folder and makes a store in it.
-# It also lies in the copy's log until the log is complete.
-INCOMPLETE = "INCOMPLETE"
 TRIES = 100  # most reads of the watermark beside a flusher, and of the log's end beside a cleaner
 
 Report = Callable[[str, int, int], None]
-
-
-class TargetError(StoreError):
-    """The copy cannot be made at this target."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,16 @@ class Taken:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """A finished pack: its log is [begin, end); `size_bytes` is the length of the file, None of standard output."""
+
+    path: str
+    begin: int
+    end: int
+    size_bytes: int | None
+
+
+@dataclass(frozen=True)
 class _Small:
     """Everything that is read before the watermark: facts, the queues' next offsets, and the other files of config/."""
 
@@ -100,11 +113,7 @@ class _Small:
         kept = {}
         for entry in files.entries(root / CONFIG):
             # The offsets are rewritten from the checked content.
-            ours = entry.name.startswith(QUEUE_OFFSETS) or entry.name in (
-                QUEUE_TABLE,
-                GROUP_TABLE,
-                LOG_FOLDERS,
-            )
+            ours = entry.name.startswith(QUEUE_OFFSETS) or entry.name in NOT_CARRIED
             if ours or entry.name.endswith(".bak") or not entry.is_file():
                 continue
             data = files.read_if_there(entry.path)
@@ -117,74 +126,150 @@ def take(path: Path, target: Path, config: StoreConfig, report: Report | None = 
     """Makes `target`, which must not exist, a copy of the store at `path`, durable and closed. Raises StoreError, and
     then leaves nothing behind."""
     path = real_path(path)
+    target = _target(target, path)
+    check_free(target, draft_of(target))
+    with _opened(path, config, report) as store, _made(target, config) as draft:
+        file_bytes = store.snapshot().file_bytes
+        into = IntoFolder(draft, file_bytes)
+        into.begin()
+        begin, end = _Copy(store, into, file_bytes, report or _silent).run()
+        into.complete()
+        taken = proven(draft, path, config, begin, end, report)
+    return replace(taken, path=str(target))
+
+
+def pack(path: Path, file: Path, config: StoreConfig, report: Report | None = None) -> Packed:
+    """Writes the content of the store at `path` at one moment into one file, which must not exist; or to standard
+    output (`-`). Raises StoreError, and then leaves nothing behind."""
+    path = real_path(path)
+    if file != STANDARD:
+        file = _target(file, path)
+        check_writable(file)
+    with _opened(path, config, report) as store:
+        file_bytes, begin, end = store.snapshot().file_bytes, *_log_of(store)
+        with written(file) as sink:
+            writer = PackWriter(sink, file, PackFacts(begin, end, file_bytes))
+            begin, end = _Copy(store, IntoPack(writer, file_bytes), file_bytes, report or _silent).run()
+            writer.finish(begin, end)
+    return Packed(str(file), begin, end, None if file == STANDARD else file.stat().st_size)
+
+
+def unpack(file: Path, target: Path, config: StoreConfig, report: Report | None = None) -> Taken:
+    """Makes `target`, which must not exist, the store that `pack` wrote into `file`, durable, verified and closed.
+    Raises StoreError, and then leaves nothing behind."""
+    if file != STANDARD:
+        file = real_path(file)
+    target = _target(target, None)
+    check_free(target, draft_of(target))
+    with read(file) as take_bytes:
+        reader = PackReader(take_bytes, file)
+        _check_room(target, reader.first)
+        with _made(target, config) as draft:
+            into = IntoFolder(draft, reader.first.file_bytes)
+            into.begin()
+            unpacked(_reported(reader, report or _silent), draft, reader.first.file_bytes)
+            last = reader.last
+            assert last is not None
+            into.drop_to(last.begin - last.begin % last.file_bytes - 1)
+            _check_facts(draft, file)
+            into.complete()
+            taken = proven(draft, file, config, last.begin, last.end, report)
+    return replace(taken, path=str(target))
+
+
+def _target(target: Path, path: Path | None) -> Path:
+    """The place of something to make, which is outside of the store at `path`. Raises StoreError."""
     target = real_path(target.parent) / target.name
     if not target.name:
         raise TargetError("already exists: a copy never replaces anything; name another target", path=target)
-    check_is_store(path)
-    if target == path or target.is_relative_to(path):
-        raise TargetError("lies inside the store: name a target outside", path=target)
-    draft = target.with_name(target.name + DRAFT_SUFFIX)
-    _check_free(target, draft)
-    with cystore.open(
+    if path is not None:
+        check_is_store(path)
+        if target == path or target.is_relative_to(path):
+            raise TargetError("lies inside the store: name a target outside", path=target)
+    return target
+
+
+def _opened(path: Path, config: StoreConfig, report: Report | None) -> MessageStore:
+    return cystore.open(
         path, config=replace(config, create=False, exclusive=False, services=()), progress=report
-    ) as store:
-        group = ownership.group_id(config.group)
-        platform.check_writable_file_system(target.parent, allow_any=config.allow_any_file_system)
-        if not config.allow_any_owner:
-            ownership.check_way(draft, group)  # an error is raised now, not after the copy
-        files.make_root(draft, None)
-        try:
-            files.create_sized(draft, draft / INCOMPLETE, 0, 0)
-            made = draft / DRAFT_STORE
-            files.make_root(made, group)
-            taken = _Copy(store, made, report or _silent).run(config)
-            files.move(made, target)
+    )
+
+
+@contextlib.contextmanager
+def _made(target: Path, config: StoreConfig) -> Iterator[Path]:
+    """A with block that makes a store in a folder, which it gets. The folder becomes `target` when the block ends;
+    after an error nothing is left."""
+    draft = draft_of(target)
+    group = ownership.group_id(config.group)
+    platform.check_writable_file_system(target.parent, allow_any=config.allow_any_file_system)
+    if not config.allow_any_owner:
+        ownership.check_way(draft, group)  # an error is raised now, not after the copy
+    files.make_root(draft, None)
+    try:
+        files.create_sized(draft, draft / INCOMPLETE, 0, 0)
+        made = draft / DRAFT_STORE
+        files.make_root(made, group)
+        yield made
+        files.move(made, target)
+        files.remove_tree(draft)
+    except BaseException:
+        with contextlib.suppress(StoreError, OSError):
             files.remove_tree(draft)
-        except BaseException:
-            with contextlib.suppress(StoreError, OSError):
-                files.remove_tree(draft)
-            raise
-    return replace(taken, path=str(target))
+        raise
 
 
 def _silent(what: str, done: int, total: int) -> None:
     """Nobody looks."""
 
 
-def _check_free(target: Path, draft: Path) -> None:
-    if not target.parent.is_dir():
-        raise TargetError(
-            "the parent directory of the copy does not exist: make it first", path=target.parent
+def _log_of(store: MessageStore) -> tuple[int, int]:
+    found = store.stats()
+    return int(found["min_physical_offset"]), int(found["wrote"])
+
+
+def _check_room(target: Path, first: PackFacts) -> None:
+    """Raises StoreFullError if the log alone does not fit. A pack may say what it wants; then it is refused here, or
+    the disk refuses it."""
+    free, _ = files.free_space(target.parent)
+    if first.end - first.begin > free:
+        raise StoreFullError(
+            f"no space for the pack: its log has {first.end - first.begin} bytes, and {free} are free: make space, or "
+            "name a target on another disk",
+            path=target,
         )
-    if os.path.lexists(target):
-        raise TargetError("already exists: a copy never replaces anything; name another target", path=target)
-    if os.path.lexists(draft):
-        raise TargetError(
-            "left by an interrupted copy, or another process is making it now; if no process is, remove it",
-            path=draft,
-        )
+
+
+def _reported(reader: PackReader, report: Report) -> Iterator[Piece]:
+    done, total = 0, reader.first.end - reader.first.begin
+    for piece in reader.pieces():
+        report("unpacking the log", min(done, total), total)
+        yield piece
+        done += len(piece.data)
+
+
+def _check_facts(draft: Path, file: Path) -> None:
+    """A manifest from elsewhere must not lead to folders of this host."""
+    settings = read_facts(draft)[0].settings
+    if any(settings.get(name) for name in LOG_PATHS):
+        raise PackError("has a manifest that names folders for the log outside of the store", path=file)
 
 
 class _Copy:
-    """One copy in the making: the store, and where the files go."""
+    """One copy in the making: the store, and where its files go."""
 
-    def __init__(self, store: MessageStore, draft: Path, report: Report) -> None:
-        self._store, self._draft, self._report = store, draft, report
-        self._file_bytes = store.snapshot().file_bytes
+    def __init__(self, store: MessageStore, into: Destination, file_bytes: int, report: Report) -> None:
+        self._store, self._into, self._file_bytes, self._report = store, into, file_bytes, report
         self._folders = LogFolders.of(store.path)  # once for all segments: each one stays open
 
-    def run(self, config: StoreConfig) -> Taken:
-        """Copies, verifies and closes."""
+    def run(self) -> tuple[int, int]:
+        """Copies; returns where the copied log begins and ends."""
         try:
-            return self._run(config)
+            return self._run()
         finally:
             if self._folders is not None:
                 self._folders.let_go()
 
-    def _run(self, config: StoreConfig) -> Taken:
-        log = self._draft / DIRECTORY
-        files.make_directory(log)
-        files.create_sized(self._draft, log / INCOMPLETE, 0, 0)
+    def _run(self) -> tuple[int, int]:
         self._store.groups.save()  # writes the file; the table of the processes here does not change
         small = _Small.of(self._store.path)
         minimum, at = self._minimum(), self._durable()
@@ -200,8 +285,7 @@ class _Copy:
                 path=self._store.path,
             )
         self._copy_small(small, begin, at)
-        files.remove(log / INCOMPLETE)
-        return proven(self._draft, self._store.path, config, begin, at.watermark, self._report)
+        return begin, at.watermark
 
     def _minimum(self) -> int:
         return int(self._store.stats()["min_physical_offset"])
@@ -240,35 +324,21 @@ class _Copy:
         reached = end
         for base in self._bases(since, end):
             self._report("copying the log", end - reached, end - since)
-            files.remove(self._path(self._draft, base), durable=False)  # the copy that ends at `since`
             try:
-                self._copy_segment(base, end)
+                self._into.segment(self._path(base), base, since, end)
             except StoreIOError as error:
                 if is_missing(error) and self._minimum() > base:
-                    self._drop_to(base)
+                    self._into.drop_to(base)
                     return reached
                 raise
             reached = max(base, begin)
         return begin
 
-    def _drop_to(self, last: int) -> None:
-        """Removes the copies of a segment and all earlier ones: without its last records there would be a gap."""
-        for entry in files.entries(self._draft / DIRECTORY):
-            base = base_of_name(entry.name)
-            if base is not None and base <= last:
-                files.remove(entry.path)
-
-    def _copy_segment(self, base: int, end: int) -> None:
-        """A segment's bytes up to a place in the log, and zeros behind it."""
-        source, copy = self._path(self._store.path, base), self._path(self._draft, base)
+    def _path(self, base: int) -> Path:
+        """The segment's file."""
         if self._folders is not None:
-            source = self._folders.path(base)
-        file_ranges.copy_ranges(self._draft, [(source, 0, min(self._file_bytes, end - base))], copy)
-        file_ranges.extend(copy, self._file_bytes)
-
-    @staticmethod
-    def _path(root: Path, base: int) -> Path:
-        return root / DIRECTORY / file_name(base)
+            return self._folders.path(base)
+        return self._store.path / DIRECTORY / file_name(base)
 
     def _copy_compacted(self, end: int) -> bool:
         """Copies the compacted file in force. False if it was replaced, or covers more than the copied log."""
@@ -277,40 +347,28 @@ class _Copy:
             return True
         if found.header is not None and found.header.covered > end:
             return False
-        return self._copy_if_there(found.path, self._draft / COMPACTED / found.path.name)
+        return self._into.copy_if_there(found.path, f"{COMPACTED}/{found.path.name}")
 
     # ------------------------------------------------------------------------------------------ the rest
 
     def _copy_small(self, small: _Small, begin: int, at: CheckpointFields) -> None:
         """Copies everything but the log: files that refer to the log come after it."""
-        root, draft = self._store.path, self._draft
+        root, into = self._store.path, self._into
         if (root / DIRECTORY / MARKER).exists():
-            files.create_sized(draft, draft / DIRECTORY / MARKER, 0, 0)
+            into.data(f"{DIRECTORY}/{MARKER}", b"")
         for entry in files.entries(root / QUARANTINE):
             if entry.is_file():
-                self._copy_if_there(entry.path, draft / QUARANTINE / entry.name)
+                into.copy_if_there(entry.path, f"{QUARANTINE}/{entry.name}")
         for name, data in small.config.items():
-            files.write_whole(draft, draft / CONFIG / name, data, keep_last=False)
-        write_queue_offsets(draft, small.offsets)
+            into.data(f"{CONFIG}/{name}", data)
+        into.data(f"{CONFIG}/{QUEUE_OFFSETS}", render_queue_offsets(small.offsets))
         own = {name: value for name, value in small.facts.settings.items() if name not in LOG_PATHS}
         facts = replace(small.facts, settings=own, log_begin=begin)
-        manifest_file.create(draft, max(1, facts.sequence), render(facts))
+        into.data(manifest_file.FILE_NAME, manifest_file.whole(max(1, facts.sequence), render(facts)))
         # Nothing is derived yet; the open walks the whole log, as after a crash.
         fields = at._replace(logics_timestamp=0, index_timestamp=0, index_watermark=0)
-        files.write_whole(draft, draft / checkpoint.FILE_NAME, render_checkpoint(fields), keep_last=False)
-        files.write_whole(draft, draft / ABORT_NAME, b"", keep_last=False)
-
-    def _copy_if_there(self, source: Path, copy: Path) -> bool:
-        """Copies a file that another process may remove; False if it did."""
-        try:
-            with files.opened(source) as fd:
-                length = file_ranges.length_of(fd, source)
-            file_ranges.copy_ranges(self._draft, [(source, 0, length)], copy)
-        except StoreIOError as error:
-            if not is_missing(error):
-                raise
-            return False
-        return True
+        into.data(checkpoint.FILE_NAME, render_checkpoint(fields))
+        into.data(ABORT_NAME, b"")
 
 
 def proven(

@@ -29,7 +29,9 @@ from cystore.engine.files.segments import file_name
 from cystore.engine.log.commit_log import DIRECTORY
 from cystore.errors import CorruptRecordError, StoreConfigError, StoreError, StoreFormatError
 from cystore.layout import BLANK_SIZE_MIN, MAGIC, RECORD_MAGIC_BLANK, TOTAL_SIZE, field_of
-from cystore.operate.backup import CONFIG, DRAFT_STORE, DRAFT_SUFFIX, Taken, TargetError, proven
+from cystore.operate.backup import DRAFT_STORE, Taken, proven
+from cystore.operate.packs.members import CONFIG
+from cystore.operate.packs.streams import DRAFT_SUFFIX, TargetError
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.system import files, ownership, platform
 from cystore.system.key_lock import KeyLock

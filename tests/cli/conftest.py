@@ -24,3 +24,11 @@ def command(tmp_path: Path) -> Command:
 def store_path(tmp_path: Path) -> Path:
     """Where a store may be made."""
     return tmp_path / "store"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An empty folder for copies of stores."""
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    return folder

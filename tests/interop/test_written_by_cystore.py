@@ -9,6 +9,8 @@ import pytest
 
 import cystore
 from cystore import layout
+from cystore.config import StoreConfig
+from cystore.operate import backup
 from tests.support.clock import turn
 from tests.support.golden.cystore_config import cystore_config
 from tests.support.interop import specs
@@ -51,6 +53,21 @@ def test_rocketmq_reads_every_shape(rocketmq, shape, seed, tmp_path):
         assert len(rows_of(rows, "indexFile")) > 3
     if shape == "clean":
         assert any(row["type"] == "blank" for row in rows)
+
+
+@pytest.mark.parametrize("shape", ["clean", "ext", "multi_index"])
+def test_rocketmq_reads_a_store_that_was_packed(rocketmq, shape, seed, tmp_path):
+    """What a pack leaves out, holes and unwritten ends, is there again."""
+    spec = spec_for_cystore(shape, seed)
+    with cystore.open(tmp_path / "first", **cystore_config(spec)) as store:
+        stored = put_all(store, spec["messages"])
+        backup.pack(tmp_path / "first", tmp_path / "pack.tar.gz", StoreConfig())
+    backup.unpack(tmp_path / "pack.tar.gz", tmp_path / "store", StoreConfig())
+    rows = dump_of_copy(rocketmq, tmp_path / "store", spec, tmp_path)
+    assert rows_of(rows, "state") == [{"type": "state", "abort": False}]
+    check_records(rows, stored)
+    check_queues(rows, stored, ext=shape == "ext")
+    check_queries(rows, stored)
 
 
 def test_rocketmq_dispatches_what_cystore_did_not(rocketmq, seed, tmp_path):

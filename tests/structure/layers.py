@@ -74,6 +74,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore", "the surface: what users import"),
     ("cystore.metrics", "numbers of a store under Prometheus names"),
     ("cystore.columns", "records as columns: Arrow, Parquet, sealed segments, archive"),
+    ("cystore.operate.packs", "a store in one file: its pieces, written and read"),
     ("cystore.operate", "shared by all commands and jobs: facts, progress, output, exit codes"),
     ("cystore.celery.versions", "which versions of Celery work"),
     ("cystore.celery.redis_urls", "one URL for a Redis"),

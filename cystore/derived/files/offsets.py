@@ -247,13 +247,18 @@ def reserve_queue_offsets(root: Path, control: Control, queues: int) -> None:
 def write_queue_offsets(root: Path, offsets: QueueOffsets) -> bool:
     """Saves each queue's next offset, so that a queue without messages continues to count. Needs no new space, unless
     there are many more queues than last time. False if there is no room reserved for the next table."""
+    return write_in_room(root / "config" / QUEUE_OFFSETS, render_queue_offsets(offsets))
+
+
+def render_queue_offsets(offsets: QueueOffsets) -> bytes:
+    """The content of config/queueOffset.json."""
     text = render_offsets(
         _by_topic(offsets.next),
         minimumTable=_by_topic(offsets.minimum),
         physicalOffset=offsets.physical_offset,
         checksum=_checksum(offsets),
     )
-    return write_in_room(root / "config" / QUEUE_OFFSETS, text.encode())
+    return text.encode()
 
 
 @value_class(frozen=True)

@@ -117,11 +117,16 @@ def create(root: Path, sequence: int, payload: bytes, slot_bytes: int = FIRST_SL
     """Makes the file, or replaces it, whole or not at all; both slots hold `payload`. A folder in its place is moved
     to quarantine/. Raises StoreFullError."""
     _make_way(root)
+    data = whole(sequence, payload, slot_bytes)
+    files.write_whole(root, root / FILE_NAME, data, keep_last=False)
+    return Slot(0, sequence, len(data) // 2, payload)
+
+
+def whole(sequence: int, payload: bytes, slot_bytes: int = FIRST_SLOT_BYTES) -> bytes:
+    """The bytes of a file whose slots both hold `payload`; they are longer than `slot_bytes` if it needs that."""
     while HEADER_BYTES + len(payload) > slot_bytes:
         slot_bytes *= 2
-    slot = render_slot(sequence, payload, slot_bytes).ljust(slot_bytes, b"\0")
-    files.write_whole(root, root / FILE_NAME, slot + slot, keep_last=False)
-    return Slot(0, sequence, slot_bytes, payload)
+    return 2 * render_slot(sequence, payload, slot_bytes).ljust(slot_bytes, b"\0")
 
 
 def _make_way(root: Path) -> None:
