@@ -248,7 +248,6 @@ def test_a_kill_leaves_no_half_pack(store_path, place, place_of_kill, at):
 @pytest.mark.parametrize(
     ("place_of_kill", "at"),
     [
-        (("files", "create_sized"), 1),
         (("files", "create_sized"), 2),
         (("files", "create_sized"), 4),
         (("file_ranges", "write_open"), 1),
@@ -275,6 +274,19 @@ def test_a_kill_leaves_nothing_that_passes_for_a_store(packed, store_path, place
         shutil.rmtree(draft)
         unpack(packed, place / "one")
     assert content(place / "one") == before
+
+
+def test_a_kill_before_the_mark_leaves_an_empty_folder(packed, place, command):
+    """A folder is there before a file can be in it. Nothing of the store is in it, so it is none."""
+    killed("unpack", packed, place / "one", ("files", "create_sized"), 1)
+    draft = place / "one.incomplete"
+    assert os.listdir(draft) == [] and not (place / "one").exists()
+    assert command.run("info", draft).returncode == 2
+    with pytest.raises(StoreFormatError):
+        cystore.open(draft, read_only=True)
+    with pytest.raises(TargetError, match="interrupted copy"):
+        unpack(packed, place / "one")
+    assert os.listdir(draft) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(5, "failed")])
