@@ -25,6 +25,7 @@ VARIANTS = ("asan", "failpoints", "fuzz", "interpreter")
 SANITIZER_VARIABLES = ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS", "PYTHONMALLOC")
 SANITIZER_FINDINGS = ROOT / "build" / "asan" / "findings"
 COVERAGE = ROOT / "build" / "fuzz" / "libcoverage.so"  # the branches of the fuzz build call it
+SHARED = Path("cystore", "_native", "system", "shared.c")  # Cython's own code, which has no source of ours
 BUILT = "CYSTORE_BUILT"
 WARNING = re.compile(r"\bwarning:|performance hint:", re.IGNORECASE)
 MODULE = re.compile(r"(cystore/_native/\w+/\w+)\.(?:c|pyx)\b")
@@ -185,7 +186,11 @@ def drop_generated_without_source() -> None:
     output = ROOT / "build" / "cython"
     for path in list(output.rglob("*")):
         source = ROOT / path.relative_to(output)
-        if path.is_file() and not (source.with_suffix(".pyx") if path.suffix == ".c" else source).exists():
+        if (
+            path.is_file()
+            and path != output / SHARED
+            and not (source.with_suffix(".pyx") if path.suffix == ".c" else source).exists()
+        ):
             path.unlink()
             beside = path.parent.relative_to(ROOT)
             for compiled in (ROOT / "build").glob(f"**/temp.*/{beside}/*.o"):
