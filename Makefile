@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 SETUP = @$(PYTHON) tools/setup_env.py
 
-.PHONY: help build run quick test test-all crash ha fuzz bench bench-check lint format clean
+.PHONY: help build run quick test test-all crash ha fuzz bench bench-check wheels release lint format clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +47,14 @@ bench: ## all benchmarks beside their peers; ARGS="--quick put" passes arguments
 bench-check: ## core benchmarks; fails when a ratio fell below the committed one; ARGS="--margin 0.2" passes arguments
 	$(SETUP) bench
 	@$(VENV_PYTHON) -m benchmarks --check --rounds 3 $(if $(CASES),$(CASES),get query-many find-new dispatch --peers cystore_read,lmdb,rocketmq) $(ARGS)
+
+wheels: ## the source archive, wheels for each Python and processor, checksums, in dist; ARGS="--python 3.11 --twice"
+	$(SETUP) wheels
+	@$(VENV_PYTHON) tools/wheels.py $(ARGS)
+
+release: ## everything of a release but the upload; VERSION=1.2.3
+	$(SETUP) wheels
+	@$(VENV_PYTHON) tools/release.py $(VERSION) $(ARGS)
 
 lint: ## ruff, formatting, mypy
 	$(SETUP) lint

