@@ -55,6 +55,11 @@ def is_url(text: str) -> bool:
     return _URL.match(text) is not None
 
 
+def local_path(text: str) -> str:
+    """A path without the scheme `file:`, which Spark may have put before it."""
+    return re.sub("^file:(//(?=/))?", "", text)
+
+
 @dataclass(frozen=True)
 class ObjectStore:
     """The file system of URLs: `scheme`, `host` (a bucket), and its options. Picklable, because executors get it."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from cystore.columns.arrow import FOREVER, OnCorruption, own_topics, places_of
-from cystore.columns.object_store import ObjectStore, in_parallel, is_url
+from cystore.columns.object_store import ObjectStore, in_parallel, is_url, local_path
 from cystore.config import StoreConfig
 from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.system.links import real_path
@@ -268,11 +268,6 @@ def _patterns(options: dict[str, str]) -> tuple[str, ...]:
     if not patterns or not all(patterns):
         raise StoreConfigError('no path: name the store\'s directory, as in .load("/var/lib/app/store")')
     return tuple(local_path(pattern) for pattern in patterns)
-
-
-def local_path(text: str) -> str:
-    """A path without the scheme that Spark may have put before it."""
-    return re.sub("^file:(//(?=/))?", "", text)
 
 
 def _moved(options: dict[str, str]) -> dict[str, str]:

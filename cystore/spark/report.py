@@ -9,7 +9,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from cystore.spark.task_events import RETRIED, UNCOUNTED, ended, failed
+from cystore.reports.task_layout import RETRIED, UNCOUNTED
+from cystore.spark.task_events import ended, failed
 from cystore.spark.task_runs import runs_of, seconds_between
 
 ACCURACY = 10_000  # of percentiles: the rank is right to 0.01 %

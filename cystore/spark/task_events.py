@@ -1,7 +1,6 @@
 """The lifecycle log of Celery tasks (topic `celery_events`) as a DataFrame: one row for each event of a task.
 
-The layout is that of `cystore.celery.base.events`. That module imports Celery, which executors may lack, so this module
-does not import it.
+The layout is that of `cystore.celery.base.events`; `cystore.reports.task_layout` has it for processes without Celery.
 """
 
 from __future__ import annotations
@@ -12,13 +11,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-TOPIC = "celery_events"
-SENT, RECEIVED, REDELIVERED, STARTED = "SENT", "RECEIVED", "REDELIVERED", "STARTED"
-SUCCEEDED, RETRIED, REVOKED, IGNORED = "SUCCEEDED", "RETRIED", "REVOKED", "IGNORED"
-FAILURES = ("FAILED", "TIMED_OUT", "CHILD_LOST", "REJECTED", "UNKNOWN")
-ENDS_OF_CODE = (SUCCEEDED, "FAILED", "TIMED_OUT", "CHILD_LOST", IGNORED, "REJECTED")
-UNCOUNTED = (REVOKED, IGNORED, "SKIPPED")  # ends in neither success nor failure
-ROOT = "root:"
+from cystore.reports.task_layout import FAILURES, ROOT, SUCCEEDED, TOPIC
 
 COLUMNS = (
     "timestamp TIMESTAMP, tags STRING, keys ARRAY<STRING>, properties MAP<STRING, STRING>, value BINARY, "

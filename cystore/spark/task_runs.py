@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from cystore.spark.reports.fingerprints import classes, fingerprints
-from cystore.spark.reports.tries import try_of
-from cystore.spark.task_events import (
+from cystore.reports.fingerprints import classes, fingerprints
+from cystore.reports.task_layout import (
     ENDS_OF_CODE,
     RECEIVED,
     REDELIVERED,
@@ -22,9 +21,8 @@ from cystore.spark.task_events import (
     SENT,
     STARTED,
     UNCOUNTED,
-    ended,
-    failed,
 )
+from cystore.spark.task_events import ended, failed
 
 # Names and types of `task_runs`, in this order. Docs: docs/spark.md.
 SCHEMA = (
@@ -42,7 +40,7 @@ def task_runs(events: DataFrame) -> DataFrame:
 
     `wait` is the time in seconds until the attempt began. It counts from the sending (or the arrival at a worker, if
     the log lacks the sending), or from the eta if that is later. `outcome` is the event that ended the attempt (RETRIED
-    is one); it is null until then. An end without `retries` belongs to the newest started attempt (`reports.tries`). In
+    is one); it is null until then. An end without `retries` belongs to the newest started attempt (`try_of`). In
     a stream it belongs to the first one, because Spark cannot look back there. `fingerprint` is the same for failures
     of one exception class at one place of the code.
     """
@@ -136,3 +134,13 @@ def runs_of(frame: DataFrame) -> DataFrame:
 def seconds_between(begin: Column, end: Column) -> Column:
     """The seconds between two times, exact to the microsecond."""
     return (F.unix_micros(end) - F.unix_micros(begin)) / 1e6
+
+
+def try_of(retries: Column, lacking: Column, started: Column, at: Column) -> Column:
+    """The try that an event belongs to (the rule of `cystore.reports.tries`), for rows in any order. `started` is the
+    time of a try's begin, else null; `at` the time of the row. Without a begin the try is the first one."""
+    before = Window.partitionBy("task_id").orderBy(at)
+    before = before.rangeBetween(Window.unboundedPreceding, Window.currentRow)
+    begun = F.when(started.isNotNull(), F.struct(started.alias("at"), retries.alias("try")))
+    newest = F.max(begun).over(before)["try"]
+    return F.when(lacking, F.coalesce(newest, F.lit(0))).otherwise(retries)

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.datastructures import QueryParams
 
-from cystore.celery.lifecycle.moments import duration_of, moment_of
+from cystore.operate.command import duration_of, moment_of
 from cystore.web.problems import bad
 
 LIMIT_MOST, CHARS_MOST = 1000, 1000

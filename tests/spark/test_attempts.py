@@ -15,10 +15,10 @@ import pyarrow as pa
 import cystore
 from cystore.celery.base import events as layout
 from cystore.errors import StoreConfigError
+from cystore.reports import attempts, details, task_layout
+from cystore.reports.fingerprints import classes, fingerprints
 from cystore.spark import task_events
 from cystore.spark.data_source import CystoreDataSource
-from cystore.spark.reports import attempts, details
-from cystore.spark.reports.fingerprints import classes, fingerprints
 from tests.spark.test_report import told
 
 FRAME = (
@@ -81,7 +81,7 @@ def test_messages_count_for_nothing_and_bars_do_not_hide_frames():
 def test_long_tracebacks_that_were_cut_are_one_row():
     """Where the cut falls depends on the length of the message, so which frames stand around it differs."""
     from cystore.celery.lifecycle.redaction import CUT, shortened
-    from cystore.spark.reports.fingerprints import CUT as KNOWN
+    from cystore.reports.fingerprints import CUT as KNOWN
 
     frames = "".join(f'  File "/srv/a.py", line {n}, in f{n}\n    call({"x" * 60})\n' for n in range(200))
     texts = [shortened(f"{frames}shop.E: order {'7' * n}", 8192) for n in range(0, 400, 7)]
@@ -173,6 +173,30 @@ def test_attempts_say_the_same_however_the_log_is_cut(tmp_path, make_store):
     for options in ({"columns": "offset"}, {"topic": "a"}, {"onCorruption": "column"}):
         with pytest.raises(StoreConfigError, match="taskAttempts"):
             CystoreDataSource({"path": str(store.path), "taskAttempts": "true", **options}).schema()
+
+
+def test_the_layout_is_the_one_that_workers_write():
+    assert task_layout.TOPIC == layout.EVENTS
+    assert task_layout.FAILURES == layout.FAILURES
+    assert task_layout.ENDS_OF_CODE == layout.ENDS_OF_CODE
+    assert task_layout.ROOT == layout.ROOT
+    for name in (
+        "SENT",
+        "RECEIVED",
+        "REDELIVERED",
+        "STARTED",
+        "SUCCEEDED",
+        "RETRIED",
+        "REVOKED",
+        "IGNORED",
+        "SKIPPED",
+    ):
+        assert getattr(task_layout, name) == getattr(layout, name)
+    ends = {*task_layout.FAILURES, *task_layout.UNCOUNTED, task_layout.SUCCEEDED, task_layout.RETRIED}
+    others = {"SENT", "RECEIVED", "REDELIVERED", "STARTED", "INTERNAL_ERROR"}
+    assert ends | others == set(layout.KINDS), "each event ends an attempt, or belongs to its begin"
+    told = {field.split()[0] for field in task_events.DETAILS.split(", ")}
+    assert told <= set(layout.FIELDS)
 
 
 def test_the_layout_of_attempts_is_that_of_events():

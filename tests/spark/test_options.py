@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 
 from cystore.columns.arrow import FOREVER, RowFilter, stores_of
 from cystore.errors import StoreConfigError, StoreFormatError
-from cystore.spark.jobs.running import existing_stores
+from cystore.reports.report_folder import existing_stores
 from cystore.spark.options import EARLIEST, LATEST, Bound, parse, parse_any
 from cystore.spark.source.pushdown import narrowed
 

@@ -16,12 +16,13 @@ import cystore
 from cystore.celery.base import events as layout
 from cystore.celery.base import records
 from cystore.errors import StoreConfigError, StoreFormatError
+from cystore.reports import report as reports
+from cystore.reports.report_folder import check_out
 from cystore.spark import report, task_events, task_runs
 from cystore.spark.__main__ import JOBS, build_parser, cause, main
 from cystore.spark.jobs import report_here
 from cystore.spark.jobs.live import LENGTH
 from cystore.spark.jobs.report import write_report
-from cystore.spark.jobs.report_folder import check_out
 from cystore.spark.jobs.running import source_options
 from tests.spark.conftest import STORE_OPTIONS
 from tests.support.disks.access import check_access, no_umask
@@ -62,16 +63,6 @@ def row(event, at_s, name="shop.pay", task_id="t", root_id=None, **details):
         root_id or task_id,
         *{**known, **details}.values(),
     )
-
-
-def test_the_layout_is_the_one_that_workers_write():
-    assert task_events.TOPIC == layout.EVENTS
-    assert task_events.FAILURES == layout.FAILURES
-    assert task_events.ROOT == layout.ROOT
-    for name in ("SENT", "RECEIVED", "REDELIVERED", "STARTED", "SUCCEEDED", "RETRIED"):
-        assert getattr(task_events, name) == getattr(layout, name)
-    told = {field.split()[0] for field in task_events.DETAILS.split(", ")}
-    assert told <= set(layout.FIELDS)
 
 
 def ddl(frame: Any) -> str:
@@ -363,7 +354,8 @@ def test_a_report_is_the_same_whoever_reads_and_whoever_counts(spark, make_store
     summaries.append(
         write_report(spark, str(store.path), tmp_path / "Spark reads and counts", **STORE_OPTIONS)
     )
-    assert [{**one, "out": ""} for one in summaries] == [{**summaries[0], "out": ""}] * 3
+    summaries.append(reports.write_report([store.path], tmp_path / "no PySpark"))
+    assert [{**one, "out": ""} for one in summaries] == [{**summaries[0], "out": ""}] * 4
     assert summaries[0]["failed"] == 24
     for table in ("hourly", "names", "workers", "tracebacks", "workflows"):
         first, *others = (pq.read_table(Path(one["out"]) / table) for one in summaries)

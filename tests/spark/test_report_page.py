@@ -17,9 +17,9 @@ pytest.importorskip("matplotlib", reason="pip install 'cystore[report]'")
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
 from cystore.operate.output import one_line
-from cystore.spark.reports import report_plots as plots
-from cystore.spark.reports.report_page import page
-from cystore.spark.reports.report_style import duration, short
+from cystore.reports import report_plots as plots
+from cystore.reports.report_page import page
+from cystore.reports.report_style import duration, short
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ODD = ["others", "_hidden", "$x$ $", "<script>alert(1)</script>", '"quoted"', "n" * 300, "(all other tasks)"]

@@ -18,10 +18,10 @@ from cystore import Message
 from cystore.celery import history
 from cystore.celery.base import events as layout
 from cystore.celery.lifecycle import searches, statistics
+from cystore.reports import attempts, report_tables, task_layout
 from cystore.spark import task_events, task_runs
 from cystore.spark.jobs import aggregate, report_here
 from cystore.spark.jobs.report import write_report
-from cystore.spark.reports import attempts, report_tables
 from tests.celery.conftest import PATIENCE_S, fleet_in
 from tests.spark.conftest import STORE_OPTIONS
 from tests.support.celery import work
@@ -132,7 +132,7 @@ def wanted(log) -> dict[tuple[str, int], str | None]:
             newest[task] = number
         known = found.setdefault((task, number), None)
         is_counted = kind in ("RETRIED", *layout.ENDS_OF_CODE) and kind != "IGNORED"
-        is_only_end = kind in task_events.UNCOUNTED and known in (None, *task_events.UNCOUNTED)
+        is_only_end = kind in task_layout.UNCOUNTED and known in (None, *task_layout.UNCOUNTED)
         if is_counted or is_only_end:
             found[task, number] = kind
     return found

@@ -18,7 +18,7 @@ MAY_REACH = {
     "cystore/system/folders.py": "opens what stands in an open folder",
     "cystore/system/file_system.py": "the rest of it: whole file systems, exchanged names",
     "cystore/system/platform.py": "reads what the kernel says of processes",
-    "cystore/spark/jobs/report_folder.py": "renames the user's report, no file of a store",
+    "cystore/reports/report_folder.py": "renames the user's report, no file of a store",
 }
 OPENS = {"open_in", "open_beneath"}
 LISTS = {"os.scandir", "MappedFile.of", "MappedFile.open"}

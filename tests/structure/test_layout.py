@@ -51,7 +51,7 @@ PLACE = re.compile(
     r"|\b20 if .*V6"
 )
 OTHER_NUMBERS = {
-    "cystore/spark/reports/report_plots.py": "hours of four weeks",
+    "cystore/reports/report_plots.py": "hours of four weeks",
 }
 PLANTED = (
     "    cdef uint8_t* at = p + 48",

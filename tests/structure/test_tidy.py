@@ -46,7 +46,7 @@ SYSTEM_CALLS = {
     "cystore/system/small_files.py": "files that are written in place",
     "cystore/clock.py": "the only caller",
     "cystore/config.py": "reads a settings file; below files.py",
-    "cystore/spark/jobs/report_folder.py": "writes the user's report, no file of a store",
+    "cystore/reports/report_folder.py": "writes the user's report, no file of a store",
 }
 
 BANS = (

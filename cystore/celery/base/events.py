@@ -134,7 +134,7 @@ def keys_of(task_id: str | None, root_id: str | None = None, group_id: str | Non
 
 def try_of(event: str | None, retries: int, newest_started: int | None) -> int:
     """The try that an event belongs to, as the number of earlier tries. It is the event's own `retries`; an end without
-    belongs to the newest started try. `cystore.spark.reports.tries` says the same in columns."""
+    belongs to the newest started try. `cystore.reports.tries` says the same in columns."""
     if event in ENDS_OF_CODE and not retries:
         return newest_started or 0
     return retries

@@ -32,22 +32,15 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from cystore.columns.archiver import alone
-from cystore.columns.object_store import is_url
+from cystore.columns.object_store import is_url, local_path
 from cystore.errors import StoreConfigError
 from cystore.operate.command import FOUND_WRONG, OK, add_settings, path_argument
 from cystore.operate.progress import Report
+from cystore.reports.report_folder import existing_stores, outside_of
 from cystore.spark.jobs import daily_folder as folder
 from cystore.spark.jobs.daily_folder import DAY, State, begin_of, day_of
-from cystore.spark.jobs.running import (
-    add_master,
-    existing_stores,
-    few_partitions,
-    outside_of,
-    own_session,
-    reported,
-    source_options,
-)
-from cystore.spark.options import STRATEGY, local_path
+from cystore.spark.jobs.running import add_master, few_partitions, own_session, reported, source_options
+from cystore.spark.options import STRATEGY
 from cystore.spark.report import daily
 from cystore.spark.task_events import task_events
 from cystore.spark.task_runs import task_runs

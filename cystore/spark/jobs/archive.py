@@ -30,7 +30,8 @@ from cystore.columns.parquet import WrittenRange
 from cystore.derived.reading.snapshot import LogRange
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.operate.command import add_settings
-from cystore.spark.jobs.running import add_master, existing_store, outside_of, own_session, settings_given
+from cystore.reports.report_folder import existing_store, outside_of
+from cystore.spark.jobs.running import add_master, own_session, settings_given
 from cystore.spark.jobs.spread import spread
 from cystore.store import open as open_store
 

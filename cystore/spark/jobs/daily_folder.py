@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cystore.errors import CorruptRecordError, StoreConfigError
-from cystore.spark.jobs.running import write_parquet
+from cystore.reports.report_folder import write_parquet
 from cystore.system import files
 
 STATE, DAILY, FILE = "state.json", "daily", "tasks.parquet"

@@ -23,14 +23,8 @@ from pyspark.sql.streaming import StreamingQuery
 from cystore.errors import StoreConfigError
 from cystore.operate.command import OK, add_settings, path_argument
 from cystore.operate.exits import INTERRUPTED
-from cystore.spark.jobs.running import (
-    add_master,
-    existing_stores,
-    few_partitions,
-    outside_of,
-    own_session,
-    source_options,
-)
+from cystore.reports.report_folder import existing_stores, outside_of
+from cystore.spark.jobs.running import add_master, few_partitions, own_session, source_options
 from cystore.spark.report import live
 from cystore.spark.task_events import task_events
 from cystore.system import files

@@ -20,17 +20,16 @@ from pyspark.storagelevel import StorageLevel
 
 from cystore.errors import StoreConfigError
 from cystore.operate.command import add_settings, path_argument
+from cystore.reports import check_installed
+from cystore.reports.report import TOP, Form, written
+from cystore.reports.report_folder import check_out
 from cystore.spark import report
 from cystore.spark.jobs import report_here
-from cystore.spark.jobs.report_folder import check_out, replaced
-from cystore.spark.jobs.running import add_master, own_session, source_options, write_parquet
+from cystore.spark.jobs.running import add_master, own_session, source_options
 from cystore.spark.options import STRATEGY
 from cystore.spark.task_runs import read_runs
-from cystore.system import files
 
 HELP = "task analytics: Parquet tables and an HTML page"
-TOP = 20
-ONLY_ON_THE_PAGE = ("unfinished",)  # true for the moment of the report alone
 # For a small log Spark compiles more code than it runs: with only the quick compiler, the command takes two thirds of
 # the processor time. The driver's options from --conf or Spark's configuration follow it.
 _SHORT = (("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1"),)
@@ -104,16 +103,8 @@ def write_report(
     report."""
     folder = _check(out, stores, begin, end, top, overwrite=overwrite)
     options = {**_options(begin, end, include_archive), **options}
-    with replaced(folder) as making:
-        tables = _tables(spark, stores, options, top)
-        for name, table in tables.items():
-            if name not in ONLY_ON_THE_PAGE:
-                write_parquet(making, making / name / "part-0.parquet", table)
-        rows = {name: table.to_pylist() for name, table in tables.items()}
-        facts = _facts(rows)
-        page = _page(stores, facts, rows).encode()
-        files.write_whole(making, making / "report.html", page, keep_last=False)
-    return {**facts, "out": str(folder)}
+    listed = [stores] if isinstance(stores, str) else list(stores)
+    return written(folder, listed, _tables(spark, stores, options, top), Form())
 
 
 def _check(
@@ -125,7 +116,9 @@ def _check(
     *,
     overwrite: bool,
 ) -> Path:
-    """The folder to make. Raises StoreConfigError for arguments from which no report can be made."""
+    """The folder to make. Raises StoreConfigError for arguments from which no report can be made, and for packages that
+    are missing."""
+    check_installed(plots=True)
     if not isinstance(top, int) or top < 1:
         raise StoreConfigError(f"top must be a whole number from 1, not {top!r}")
     if begin is not None and end is not None and begin >= end:
@@ -180,27 +173,6 @@ def _in_utc(table: pa.Table) -> pa.Table:
             times = table[column.name].cast(pa.timestamp("us", tz="UTC"))
             table = table.set_column(at, column.name, times)
     return table
-
-
-def _facts(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    named = rows["names"]
-    return {
-        "tasks": len(named),
-        "runs": sum(row["count"] for row in named),
-        "failed": sum(row["failed"] for row in named),
-        "retries": sum(row["retried"] for row in named),
-    }
-
-
-def _page(stores: str | Sequence[str], facts: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> str:
-    from cystore.spark.reports.report_page import page  # matplotlib takes a second to import
-
-    listed = [stores] if isinstance(stores, str) else list(stores)
-    names = {"tasks": "task names", "runs": "runs", "failed": "failed", "retries": "retries"}
-    shown = {names[name]: f"{value:,}" for name, value in facts.items()}
-    shown["unfinished"] = f"{sum(row['total'] for row in rows['unfinished'][:1]):,}"
-    tables = (rows[name] for name in ("names", "hourly", "tracebacks", "workflows", "workers", "unfinished"))
-    return page(listed, shown, *tables)
 
 
 def _time(text: str) -> datetime:

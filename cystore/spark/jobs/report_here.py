@@ -8,7 +8,6 @@ rows; and Spark's own aggregation of so few rows costs more than all other work.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
@@ -16,13 +15,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 
 from cystore.columns.object_store import is_url
+from cystore.reports.attempts import SCHEMA
+from cystore.reports.report import Asked, tables_in_threads
+from cystore.reports.report_tables import tables_of
 from cystore.spark.jobs.running import run_parts
 from cystore.spark.options import parse
-from cystore.spark.reports.attempts import SCHEMA
-from cystore.spark.reports.report_tables import tables_of
 from cystore.spark.source.plan import LogPartition
 from cystore.spark.source.task_reader import AttemptReader, attempts_schema
-from cystore.system.threads.thread_pool import ThreadPool
 
 # Bytes of log: about 5 million events, whose attempts take about 500 MB. Packed, they stay below the size of results
 # that Spark lets a driver collect (1 GiB).
@@ -40,11 +39,9 @@ def is_small(stores: str | Sequence[str], options: Mapping[str, str]) -> bool:
 
 
 def tables_here(stores: str | Sequence[str], options: Mapping[str, str], top: int) -> dict[str, pa.Table]:
-    """The tables of the report, read with a thread for each core."""
+    """The tables of the report, read by this process: archives too."""
     reader = _reader(stores, options)
-    with ThreadPool(len(os.sched_getaffinity(0)), "cystore-report") as threads:
-        parts = threads.map(lambda part: list(reader.read(part)), reader.partitions())
-        return tables_of([batch for part in parts for batch in part], top)
+    return tables_in_threads(reader.partitions(), reader.read, Asked(top=top))
 
 
 def tables_collected(

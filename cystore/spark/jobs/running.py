@@ -20,24 +20,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from cystore import errors
-from cystore.columns.arrow import places_of
-from cystore.columns.object_store import is_url
 from cystore.config import StoreConfig
 from cystore.config_sources import resolve
 from cystore.derived.reading.snapshot import PIECE_BYTES
-from cystore.engine.inspect.recognize import store_above
-from cystore.operate import facts
 from cystore.operate.command import add_settings, store_config, store_path
 from cystore.operate.progress import Report
 from cystore.spark.frames import cores_of
 from cystore.spark.jobs.spread import spread
-from cystore.spark.options import SETTING_PREFIX, local_path
-from cystore.system import files
+from cystore.spark.options import SETTING_PREFIX
 from cystore.system.links import real_path
 from cystore.system.threads import os_threads
 
@@ -112,57 +105,6 @@ def _as_text(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def existing_store(path: str | Path) -> Path:
-    """The place of the store at `path`, with every link resolved. Raises StoreFormatError if there is none: a job makes
-    no store."""
-    if not os.fspath(path):
-        raise errors.StoreConfigError("name a store: its path is empty")
-    place = real_path(os.fspath(path))
-    facts.state(place)
-    return place
-
-
-def existing_stores(patterns: str | Sequence[str]) -> list[Path]:
-    """The stores that paths or globs name on this host, with every link resolved; URLs are left out. Raises
-    StoreFormatError for a path that is no store, before Spark starts."""
-    found: list[Path] = []
-    for pattern in map(local_path, [patterns] if isinstance(patterns, str) else patterns):
-        if is_url(pattern):
-            continue
-        found += map(existing_store, places_of(pattern) if pattern else [pattern])
-    return found
-
-
-def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
-    """The folder of this host that a job writes to, with every link resolved. Raises StoreConfigError for a URL, for a
-    file, for a folder that contains one of the stores, and for a folder that is or lies in any store."""
-    text = local_path(os.fspath(folder))
-    if not text:
-        raise errors.StoreConfigError("name the folder to write to: its path is empty")
-    if is_url(text):
-        raise errors.StoreConfigError(f"{text} is a URL: name a folder, which is mounted where the job runs")
-    place = real_path(text)
-    there = next(path for path in (place, *place.parents) if path.exists())
-    if not there.is_dir():
-        raise errors.StoreConfigError(f"{there} is a file: name a folder to write to")
-    for store in stores:
-        if place == store or store in place.parents or place in store.parents:
-            raise errors.StoreConfigError(
-                f"{place} and the store {store} must not contain each other: name another folder"
-            )
-    above = store_above(place / "inside")
-    if above is not None:
-        raise errors.StoreConfigError(f"{place} is or lies in the store {above}: name another folder")
-    return place
-
-
-def write_parquet(root: Path, path: Path, rows: pa.Table) -> None:
-    """Makes or replaces a Parquet file below the folder `root` durably."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd")
-    files.write_whole(root, path, memoryview(sink.getvalue()).cast("B"), keep_last=False)
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:

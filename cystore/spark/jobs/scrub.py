@@ -28,9 +28,9 @@ from cystore.operate.progress import Report
 from cystore.operate.store_parts import attached
 from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.log_reader import LogReader
+from cystore.reports.report_folder import outside_of
 from cystore.spark.jobs.running import (
     add_store_arguments,
-    outside_of,
     own_session,
     range_bytes_for,
     run_parts,

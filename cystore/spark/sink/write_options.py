@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cystore.columns.object_store import ObjectStore, is_url
+from cystore.columns.object_store import ObjectStore, is_url, local_path
 from cystore.config import StoreConfig
 from cystore.config_sources import resolve
 from cystore.errors import StoreConfigError
@@ -18,7 +18,6 @@ from cystore.spark.options import (
     NAMES,
     OF_SQL,
     SETTING_PREFIX,
-    local_path,
     settings_of,
     whole_number,
 )

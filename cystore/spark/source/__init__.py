@@ -1,4 +1,4 @@
 """Reading: plan, partitions, batches, streams.
 
-May import `cystore.spark.reports` and what is below it: docs/architecture.md.
+May import `cystore.spark.task_events` and what is below it: docs/architecture.md.
 """

@@ -13,11 +13,11 @@ from pyspark.sql.types import StructType
 
 from cystore.columns.arrow import COLUMNS, ReadSettings
 from cystore.errors import StoreConfigError
+from cystore.reports import attempts
+from cystore.reports.task_layout import TOPIC
 from cystore.spark.options import ReadOptions
-from cystore.spark.reports import attempts
 from cystore.spark.source.batch import BatchReader
 from cystore.spark.source.reading import read_partition
-from cystore.spark.task_events import TOPIC
 
 _READ = from_arrow_schema(pa.schema([(name, COLUMNS[name]) for name in attempts.COLUMNS]))
 

@@ -13,7 +13,7 @@ from cystore.celery import history
 from cystore.celery.base import events, records
 from cystore.celery.base.reading import Source
 from cystore.celery.commands.shared.app_store import CommandError
-from cystore.celery.lifecycle.moments import moment_of
+from cystore.operate.command import moment_of
 from cystore.operate.output import one_line
 
 STATES = (*events.KINDS, *sorted(states.ALL_STATES), records.FORGET)

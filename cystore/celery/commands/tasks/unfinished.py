@@ -7,8 +7,8 @@ import click
 from cystore.celery import history
 from cystore.celery.commands.shared import app_store, command_options, task_display
 from cystore.celery.lifecycle import task_lives
-from cystore.celery.lifecycle.moments import duration_of
 from cystore.clock import now_ms
+from cystore.operate.command import duration_of
 from cystore.operate.output import write_json, write_line, write_note
 
 

@@ -1,4 +1,4 @@
-"""The tables of the report, computed in this process, in columns: for logs that are too small for a Spark session.
+"""The tables of the report, computed in this process, in columns.
 
 The tables are those of `cystore.spark.report`, row for row; percentiles are exact. A test compares both.
 """
@@ -12,20 +12,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cystore.spark.reports.attempts import SCHEMA, ranked
-from cystore.spark.reports.tries import tries
-from cystore.spark.task_events import RETRIED, UNCOUNTED
+from cystore.reports.attempts import SCHEMA, ranked
+from cystore.reports.task_layout import RETRIED, UNCOUNTED
+from cystore.reports.tries import tries
 
 PERCENTILES = (0.5, 0.95, 0.99)
+# The columns of numbers by task, worker and hour.
+NUMBERS = (
+    *("count", "failed", "failure_rate", "retried"),
+    *(f"{what}_p{round(100 * p)}" for what in ("runtime", "wait") for p in PERCENTILES),
+)
 HOUR_US = 3_600_000_000
 _TIME = pa.timestamp("us", tz="UTC")
 Numbers = np.ndarray[Any, Any]
 
 
-def tables_of(parts: Sequence[pa.RecordBatch], top: int) -> dict[str, pa.Table]:
+def tables_of(parts: Sequence[pa.RecordBatch], top: int, names: Sequence[str] = ()) -> dict[str, pa.Table]:
     """`hourly`, `names`, `workers`, `tracebacks`, `workflows` and `unfinished` from the attempts in parts of the log
-    (`attempts.SCHEMA`)."""
+    (`attempts.SCHEMA`); with `names` of these tasks alone."""
     runs = joined(pa.Table.from_batches(parts, schema=SCHEMA))
+    if names:
+        runs = runs.filter(pc.fill_null(pc.is_in(runs["name"], pa.array(names, pa.string())), False))
     return {
         "hourly": _numbers(runs, "name", hourly=True),
         "names": _numbers(runs, "name", hourly=False),

@@ -8,7 +8,7 @@ from typing import Any
 
 from cystore import clock
 from cystore.operate.output import one_line
-from cystore.spark.reports.report_plots import (
+from cystore.reports.report_plots import (
     HOUR,
     NAME_MAX,
     NAMES_SHOWN,
@@ -17,7 +17,8 @@ from cystore.spark.reports.report_plots import (
     runs_plot,
     times_plot,
 )
-from cystore.spark.reports.report_style import SCRIPT, SCRIPT_HASH, STYLE, duration, shown_lines, shown_text
+from cystore.reports.report_style import SCRIPT, SCRIPT_HASH, STYLE, duration, shown_lines, shown_text
+from cystore.reports.report_tables import NUMBERS
 
 EXCEPTION_MAX = 120
 STORES_IN_TITLE = 3  # more stores are a list to unfold
@@ -27,6 +28,7 @@ POLICY = (
     "form-action 'none'"
 )
 NONE_FAILED = "<p>No task failed.</p>"
+Cell = tuple[str, float | None, str]  # as HTML, the number to sort by, the text on hover
 
 
 def page(
@@ -38,9 +40,10 @@ def page(
     workflows: Rows,
     workers: Rows = (),
     unfinished: Rows = (),
+    columns: Sequence[str] = NUMBERS,
 ) -> str:
-    """The page about `stores`. `hours` are the rows of `report.hourly`; the other tables come from the functions of
-    their names."""
+    """The page about `stores`. `hours` are the rows of the table `hourly`; `columns` are those of numbers by task and
+    worker."""
     few = len(stores) <= STORES_IN_TITLE
     title = f"Tasks in {', '.join(stores) if few else f'{len(stores)} stores'}"
     shown = [row["name"] for row in names[:NAMES_SHOWN]]
@@ -54,7 +57,8 @@ def page(
         listed = shown_lines("\n".join(map(one_line, stores)))
         parts.append(f'<details class="stores"><summary>all stores</summary><pre>{listed}</pre></details>')
     if names or unfinished:
-        parts += _parts(facts, names, hours, tracebacks, workflows, workers, unfinished, shown)
+        numbers = {HEADS.get(name, name.replace("_", " ")): _CELLS[name](name) for name in columns}
+        parts += _parts(facts, names, hours, tracebacks, workflows, workers, unfinished, shown, numbers)
     else:
         parts.append(EMPTY)
     body = "\n".join(parts)
@@ -78,17 +82,11 @@ def _parts(
     workers: Rows,
     unfinished: Rows,
     shown: Sequence[str],
+    numbers: Mapping[str, Callable[[Mapping[str, Any]], Cell]],
 ) -> list[str]:
     listed = "".join(
         f"<li><b>{shown_text(str(value))}</b>{shown_text(name)}</li>" for name, value in facts.items()
     )
-    numbers = {
-        "runs": _number("count"),
-        "failed": _number("failed"),
-        "failure rate": _share("failure_rate"),
-        "retries": _number("retried"),
-        **{f"{what} p{p}": _seconds(f"{what}_p{p}") for what in ("runtime", "wait") for p in (50, 95, 99)},
-    }
     found = [f'<ul class="facts">{listed}</ul>']
     if hours:
         found += _plots(hours, shown)
@@ -131,8 +129,6 @@ def _utc(time: datetime) -> datetime:
 
 
 # ------------------------------------------------------------------------------------------------------ tables
-
-Cell = tuple[str, float | None, str]  # as HTML, the number to sort by, the text on hover
 
 
 def _table(rows: Rows, columns: Mapping[str, Callable[[Mapping[str, Any]], Cell]]) -> str:
@@ -180,6 +176,11 @@ def _seconds(name: str) -> Callable[[Mapping[str, Any]], Cell]:
 
 def _time(name: str) -> Callable[[Mapping[str, Any]], Cell]:
     return lambda row: (f"{_utc(row[name]):%Y-%m-%d %H:%M:%S}", _utc(row[name]).timestamp(), "")
+
+
+HEADS = {"count": "runs", "retried": "retries"}
+_COUNTS = {"count": _number, "failed": _number, "failure_rate": _share, "retried": _number}
+_CELLS = {name: _COUNTS.get(name, _seconds) for name in NUMBERS}
 
 
 def _failure(row: Mapping[str, Any]) -> Cell:

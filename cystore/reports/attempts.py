@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cystore.spark.reports.details import details_of
-from cystore.spark.reports.fingerprints import classes, fingerprints
-from cystore.spark.reports.tries import tries
-from cystore.spark.task_events import (
+from cystore.reports.details import details_of
+from cystore.reports.fingerprints import classes, fingerprints
+from cystore.reports.task_layout import (
     ENDS_OF_CODE,
     FAILURES,
     RECEIVED,
@@ -31,6 +30,7 @@ from cystore.spark.task_events import (
     SUCCEEDED,
     UNCOUNTED,
 )
+from cystore.reports.tries import tries
 
 # The columns that are read from the log.
 COLUMNS = ("timestamp", "tags", "keys", "properties", "value", "store")

@@ -17,7 +17,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from cystore.spark.reports.report_style import duration, shown_text
+from cystore.reports.report_style import duration, shown_text
 
 Rows = Sequence[Mapping[str, Any]]
 NAMES_SHOWN = 8  # of tasks in a plot, each in its own colour

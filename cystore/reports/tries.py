@@ -1,4 +1,5 @@
-"""The try that an event belongs to, in columns: the rule of `cystore.celery.base.events.try_of`.
+"""The try that an event belongs to, in columns: the rule of `cystore.celery.base.events.try_of`. For rows of Spark:
+`cystore.spark.task_runs.try_of`.
 
 An event belongs to the try that its `retries` names. An end without `retries` belongs to the newest started try:
 earlier versions left the number out of some ends, and 0 is always left out.
@@ -10,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, Window
-from pyspark.sql import functions as F
 
 Numbers = np.ndarray[Any, Any]
 
@@ -29,13 +28,3 @@ def tries(task_ids: pa.Array, retries: Numbers, started: Numbers, lacking: Numbe
     found[at[lacking[at] & known]] = found[at[newest[lacking[at] & known]]]
     unknown[at[lacking[at] & ~known]] = True
     return pa.array(found, pa.int32(), mask=unknown)
-
-
-def try_of(retries: Column, lacking: Column, started: Column, at: Column) -> Column:
-    """The same for rows of Spark in any order. `started` is the time of a try's begin, else null; `at` the time of the
-    row. Without a begin the try is the first one."""
-    before = Window.partitionBy("task_id").orderBy(at)
-    before = before.rangeBetween(Window.unboundedPreceding, Window.currentRow)
-    begun = F.when(started.isNotNull(), F.struct(started.alias("at"), retries.alias("try")))
-    newest = F.max(begun).over(before)["try"]
-    return F.when(lacking, F.coalesce(newest, F.lit(0))).otherwise(retries)
