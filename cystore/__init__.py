@@ -48,6 +48,7 @@ from cystore.errors import (
     StoreTimeoutError,
     TransactionError,
 )
+from cystore.filters.contains import Contains
 from cystore.filters.sql import SqlFilter
 from cystore.layout import RELEASE
 from cystore.results import GetStatus
@@ -86,6 +87,7 @@ _LAZY = {
 
 # Without `scan` and `to_arrow`: `from cystore import *` works where pyarrow is not installed.
 __all__ = [
+    "Contains",
     "CorruptRecordError",
     "ElectionError",
     "FencedError",

@@ -1,7 +1,7 @@
 """`python -m benchmarks.celery.page`: how fast does `cystore web` answer on a log of a million tasks, and what does it
 cost?
 
-A log of so many tasks, four events each, is written as a fleet writes it. Then a server is asked what a person asks it:
+A log of so many tasks, four events each, is written as a fleet writes it. Then a server gets the requests of a person:
 the first page, a task by its id or the beginning of one, lists by name, state and time, and texts that many tasks have,
 that one of the oldest has, and that nobody has. A request takes until its last byte; the first page of a list has 50
 tasks. A text that nobody has is searched page by page to the end of the log. Memory is the server's own (anonymous),

@@ -17,17 +17,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any
+from typing import Any, cast
 
 from celery import states
 from kombu.exceptions import DecodeError
 from kombu.serialization import loads
 
-from cystore import Message, MessageStore
+from cystore import Contains, Message, MessageStore
 from cystore.celery.base import events as layout
 from cystore.celery.base import reading, records
 from cystore.celery.base.events import Event
 from cystore.celery.base.reading import BATCH as BATCH
+from cystore.celery.base.reading import Passed as Passed
 from cystore.celery.base.reading import Stores as Stores
 from cystore.celery.base.reading import of_each
 from cystore.celery.versions import decompress_payload
@@ -127,9 +128,18 @@ def transitions(
 ) -> Iterator[Transition]:
     """Transitions that meet every condition given, newest first: of a task, of all tasks of a name, into one of
     `states`, stored from `begin_ms` to `end_ms` (both included)."""
+    return cast(Iterator[Transition], _transitions(store, None, task_id, name, states, begin_ms, end_ms))
+
+
+def _transitions(
+    store: MessageStore, contains: Contains | None, task_id: str | None, name: str | None, states: Collection[str],
+    begin_ms: int, end_ms: int | None,
+) -> Iterator[Transition | Passed]:  # fmt: skip
     name = name and records.kept_name(name)
-    for message in _stored(store, records.RESULTS, task_id, name, states, begin_ms, end_ms):
-        if message.tags in states or not states:
+    for message in _stored(store, records.RESULTS, contains, task_id, name, states, begin_ms, end_ms):
+        if isinstance(message, Passed):
+            yield message
+        elif message.tags in states or not states:
             transition = Transition.of(message)
             if name is None or transition.name == name:
                 yield transition
@@ -152,8 +162,17 @@ def events(
     it), of a group, of a worker (its node name), of all tasks of a name, one of `states`
     (`cystore.celery.base.events.KINDS`), from `begin_ms` to `end_ms`. Light queues are read where the store has
     them."""
+    found = _events(store, None, task_id, root_id, group_id, worker, name, states, begin_ms, end_ms)
+    return cast(Iterator[Event], found)
+
+
+def _events(
+    store: MessageStore, contains: Contains | None, task_id: str | None, root_id: str | None, group_id: str | None,
+    worker: str | None, name: str | None, states: Collection[str], begin_ms: int, end_ms: int | None,
+) -> Iterator[Event | Passed]:  # fmt: skip
     span: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms}
     name = name and records.kept_name(name)
+    found: Iterator[Message | Passed]
     if task_id is None and root_id is not None:
         found = reading.merged(
             reading.of_key(store, layout.EVENTS, records.key_of(root_id), **span),
@@ -162,10 +181,13 @@ def events(
     elif task_id is None and group_id is not None:
         found = reading.of_key(store, layout.EVENTS, layout.group_key(group_id), **span)
     elif task_id is None and worker is not None:
-        found = _of_worker(store, worker, name, states, **span)
+        found = _of_worker(store, contains, worker, name, states, **span)
     else:
-        found = _stored(store, layout.EVENTS, task_id, name, states, begin_ms, end_ms)
+        found = _stored(store, layout.EVENTS, contains, task_id, name, states, begin_ms, end_ms)
     for message in found:
+        if isinstance(message, Passed):
+            yield message
+            continue
         if states and message.tags not in states:
             continue
         event = Event.of(message)
@@ -201,7 +223,26 @@ def entries(
     if root_id is not None or group_id is not None or worker is not None:
         return happened
     stored = transitions(store, task_id=task_id, name=name, **span)
-    return _both(happened, stored)
+    return reading.merged(happened, stored)
+
+
+@of_each
+def search(
+    store: MessageStore,
+    contains: Contains,
+    *,
+    worker: str | None = None,
+    name: str | None = None,
+    states: Collection[str] = (),
+    begin_ms: int = 0,
+    end_ms: int | None = None,
+) -> Iterator[Event | Transition | Passed]:
+    """Those of `entries` whose records contain a text, as the log has it, and in between the places that the search has
+    passed."""
+    happened = _events(store, contains, None, None, None, worker, name, states, begin_ms, end_ms)
+    if worker is not None:
+        return happened
+    return reading.merged(happened, _transitions(store, contains, None, name, states, begin_ms, end_ms))
 
 
 @of_each
@@ -224,10 +265,6 @@ def has_events(store: MessageStore) -> bool:
     return layout.EVENTS in store.topics() or any(True for _ in islice(events(store), 1))
 
 
-def _both(happened: Iterator[Event], stored: Iterator[Transition]) -> Iterator[Event | Transition]:
-    return reading.merged(happened, stored)
-
-
 def entry_of(message: Message) -> Event | Transition | None:
     """A stored message as an entry about a task; None for another message."""
     if message.topic == layout.EVENTS:
@@ -242,26 +279,28 @@ def _below(store: MessageStore, root_id: str, *, begin_ms: int, end_ms: int | No
     def indexed(end_ms: int | None) -> Iterator[Message]:
         return reading.of_key(store, layout.EVENTS, key, begin_ms=begin_ms, end_ms=end_ms)
 
-    newer, older = _by_light_queue(store, queue, (), begin_ms, end_ms, indexed, most=SHARED_MOST)
-    return chain((message for message in newer if key in message.keys), older)
+    newer, older = _by_light_queue(store, None, queue, (), begin_ms, end_ms, indexed, most=SHARED_MOST)
+    messages = cast(Iterator[Message], newer)  # nothing is searched for a text
+    return chain((message for message in messages if key in message.keys), cast(Iterator[Message], older))
 
 
 def _of_worker(
-    store: MessageStore, worker: str, name: str | None, states: Collection[str], *, begin_ms: int, end_ms: int | None
-) -> Iterator[Message]:  # fmt: skip
+    store: MessageStore, contains: Contains | None, worker: str, name: str | None, states: Collection[str], *,
+    begin_ms: int, end_ms: int | None,
+) -> Iterator[Message | Passed]:  # fmt: skip
     """Events of a worker, and others where they must be searched."""
 
-    def searched(end_ms: int | None) -> Iterator[Message]:
-        return _stored(store, layout.EVENTS, None, name, states, begin_ms, end_ms)
+    def searched(end_ms: int | None) -> Iterator[Message | Passed]:
+        return _stored(store, layout.EVENTS, contains, None, name, states, begin_ms, end_ms)
 
     queue = layout.worker_queue(worker)
-    return chain(*_by_light_queue(store, queue, states, begin_ms, end_ms, searched))
+    return chain(*_by_light_queue(store, contains, queue, states, begin_ms, end_ms, searched))
 
 
 def _by_light_queue(
-    store: MessageStore, queue: str, states: Collection[str], begin_ms: int, end_ms: int | None,
-    otherwise: Callable[[int | None], Iterator[Message]], most: int | None = None,
-) -> tuple[Iterator[Message], Iterator[Message]]:  # fmt: skip
+    store: MessageStore, contains: Contains | None, queue: str, states: Collection[str], begin_ms: int,
+    end_ms: int | None, otherwise: Callable[[int | None], Iterator[Message | Passed]], most: int | None = None,
+) -> tuple[Iterator[Message | Passed], Iterator[Message | Passed]]:  # fmt: skip
     """The events in a light queue, and those before its oldest one, which are found `otherwise`, up to a time: the
     queue may be younger than the log. All are found otherwise without the queue, if it has more than `most` events, and
     in a store that makes no light queues."""
@@ -269,17 +308,21 @@ def _by_light_queue(
     if oldest is None:
         return iter(()), otherwise(end_ms)
     begin, time_ms = oldest.physical_offset, oldest.store_timestamp_ms
-    newer = reading.of_light_queue(store, layout.EVENTS, queue, tags=states, begin_ms=begin_ms, end_ms=end_ms)
+    newer = reading.search_light_queue(
+        store, layout.EVENTS, contains, queue, tags=states, begin_ms=begin_ms, end_ms=end_ms
+    )
     older = otherwise(time_ms if end_ms is None else min(end_ms, time_ms))
     return newer, (message for message in older if message.physical_offset < begin)
 
 
 def _stored(
-    store: MessageStore, topic: str, task_id: str | None, name: str | None, states: Collection[str],
-    begin_ms: int, end_ms: int | None,
-) -> Iterator[Message]:  # fmt: skip
+    store: MessageStore, topic: str, contains: Contains | None, task_id: str | None, name: str | None,
+    states: Collection[str], begin_ms: int, end_ms: int | None,
+) -> Iterator[Message | Passed]:  # fmt: skip
     """Messages of one of the two topics, by the condition that leaves the fewest to examine."""
     if task_id is not None:
         return reading.of_key(store, topic, records.key_of(task_id), begin_ms=begin_ms, end_ms=end_ms)
     queues = None if name is None else (records.queue_of(name),)
-    return reading.of_queues(store, topic, queues, tags=states, begin_ms=begin_ms, end_ms=end_ms)
+    return reading.search_queues(
+        store, topic, contains, queues, tags=states, begin_ms=begin_ms, end_ms=end_ms
+    )

@@ -8,16 +8,17 @@ from typing import Any
 from cystore._native.filters.program import FilterProgram
 from cystore._native.record.message import Message
 from cystore.errors import FilterError
+from cystore.filters.contains import Contains
 from cystore.filters.sql import SqlFilter
 
-Filter = str | SqlFilter | Callable[[Message], Any]
+Filter = str | SqlFilter | Contains | Callable[[Message], Any]
 
 
 def chosen(filter: Filter) -> tuple[FilterProgram | None, Callable[[Message], Any] | None]:
     """The program of an expression, or the callable. Raises FilterError."""
     if isinstance(filter, str):
         return SqlFilter(filter).program, None
-    if isinstance(filter, SqlFilter):
+    if isinstance(filter, (SqlFilter, Contains)):
         return filter.program, None
     if not callable(filter):
         raise FilterError(

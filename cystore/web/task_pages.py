@@ -20,10 +20,10 @@ from uuid import UUID
 
 from cystore.celery import history
 from cystore.celery.base.events import Event
-from cystore.celery.base.reading import Source, Stores
+from cystore.celery.base.reading import Passed, Source, Stores
 from cystore.celery.history import Transition
 from cystore.celery.lifecycle import actions, task_lives, workflows
-from cystore.celery.lifecycle.searches import Wanted
+from cystore.celery.lifecycle.searches import Wanted, part_of
 from cystore.clock import monotonic_s
 from cystore.web.task_rows import KNOWN_STATES, Texts, entry_row, life_row, row_of, tags_of
 
@@ -47,12 +47,19 @@ class Asked:
     end_ms: int | None = None
     text: str | None = None
 
-    def entries(self, source: Source, end_ms: int | None) -> Iterator[Entry]:
+    def entries(self, source: Source, end_ms: int | None) -> Iterator[Entry | Passed]:
         """The entries among which the tasks are, newest first."""
-        tags = () if self.state is None else tags_of(self.state)
-        return history.entries(
-            source, name=self.name, worker=self.worker, states=tags, begin_ms=self.begin_ms, end_ms=end_ms
-        )
+        conditions: dict[str, Any] = {
+            "name": self.name,
+            "worker": self.worker,
+            "states": () if self.state is None else tags_of(self.state),
+            "begin_ms": self.begin_ms,
+            "end_ms": end_ms,
+        }
+        contains = None if self.text is None else part_of(self.text)
+        if contains is None:
+            return history.entries(source, **conditions)
+        return history.search(source, contains, **conditions)
 
     def matches(self, entry: Entry) -> bool:
         """Whether a task may stand in the list at this entry."""
@@ -150,12 +157,12 @@ class _Reader:
         for entry in self._asked.entries(self._source, self._end_ms):
             if entry.physical_offset >= self._before[entry.store]:
                 continue  # of the same millisecond as the last one that was read
-            row = self._row_at(entry)
+            row = None if isinstance(entry, Passed) else self._row_at(entry)
             self._before[entry.store], self._end_ms = entry.physical_offset, entry.time_ms
             if row is not None:
                 yield row
             read += 1  # each page gets further
-            if read % LOOK_EVERY == 0:
+            if isinstance(entry, Passed) or read % LOOK_EVERY == 0:
                 yield None
 
     def _row_at(self, entry: Entry) -> dict[str, Any] | None:

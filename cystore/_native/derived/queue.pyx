@@ -14,7 +14,7 @@ import array
 
 from cystore._native.derived.queue_ext cimport EXT_OK, ext_is_address, ext_position, ext_read, ext_view
 from cystore._native.filters.bitmap cimport GroupBits, bitmap_lacks
-from cystore._native.filters.program cimport filter_matches
+from cystore._native.filters.program cimport filter_takes
 from cystore._native.layout cimport (
     HOLE_ENTRY_SIZE, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, QUEUE_ENTRY_BYTES, TOPIC_BYTES_MAX,
     control_block, queue_entry, queue_entry_disk_physical_offset, queue_entry_disk_set_physical_offset,
@@ -210,7 +210,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
         if record_expired(window, &v):
             s.at += 1
             continue
-        if s.program != NULL and not filter_matches(s.program, v.properties, v.properties_len):
+        if s.program != NULL and not filter_takes(s.program, &v):
             s.at += 1
             continue
         if s.asks:

@@ -10,7 +10,10 @@ STEP_KINDS: dict[str, int]
 class FilterProgram:
     # Each step: (kind, first, number, text or texts).
     def __new__(
-        cls, names: list[bytes], steps: list[tuple[int, int, float, bytes | list[bytes] | None]]
+        cls,
+        names: list[bytes],
+        steps: list[tuple[int, int, float, bytes | list[bytes] | None]],
+        contained: tuple[bytes, ...] = ...,
     ) -> FilterProgram: ...
     def matches(self, properties: bytes) -> bool: ...
     def matches_message(self, message: Message) -> bool: ...

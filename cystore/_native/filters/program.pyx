@@ -14,9 +14,13 @@ from libc.string cimport memcmp, memcpy
 import re
 import unicodedata
 
+from cystore._native.layout cimport SYS_FLAG_COMPRESSED
 from cystore._native.record.message cimport Message, message_view
 from cystore._native.record.property_read cimport property_next, property_view
 from cystore._native.record.record_view cimport record_view, same_text
+
+cdef extern from "<string.h>" nogil:
+    void* memmem(const void* within, size_t length, const void* text, size_t text_length)
 
 cdef enum:
     STACK = 256             # values; the compiler of expressions uses fewer
@@ -451,19 +455,36 @@ cdef bint filter_matches(const filter_program* program, const uint8_t* propertie
     return _run(program, &found[0])
 
 
+cdef inline bint _contains_one(const filter_program* program, const record_view* v) noexcept nogil:
+    cdef const filter_text* text = program.contained
+    cdef int i
+    for i in range(program.contained_count):
+        if memmem(v.body, v.body_len, text[i].text, text[i].length) != NULL \
+                or memmem(v.properties, v.properties_len, text[i].text, text[i].length) != NULL:
+            return True
+    return v.sys_flag & SYS_FLAG_COMPRESSED != 0
+
+
+cdef bint filter_takes(const filter_program* program, const record_view* v) except -1 nogil:
+    if program.contained_count and not _contains_one(program, v):
+        return False
+    return filter_matches(program, v.properties, v.properties_len)
+
+
 # ---------------------------------------------------------------------------------------------------------- for Python
 
 
 @cython.auto_pickle(False)
 @cython.final
 cdef class FilterProgram:
-    """The steps of an expression: (kind, first, number, text or texts). `names` are the properties that they use.
+    """The steps of an expression: (kind, first, number, text or texts). `names` are the properties that they use. A
+    record must also contain one of the texts `contained`, if there are any.
 
     The compiler of expressions checks the expression. This class checks the steps against the bounds of the stack
     machine.
     """
 
-    def __cinit__(self, list names not None, list steps not None):
+    def __cinit__(self, list names not None, list steps not None, tuple contained not None=()):
         cdef int i
         cdef int32_t depth = 0
         cdef filter_step* step
@@ -476,6 +497,12 @@ cdef class FilterProgram:
         self.texts = <filter_text*>PyMem_Calloc(lists + 1, sizeof(filter_text))
         if self.steps == NULL or self.names == NULL or self.texts == NULL:
             raise MemoryError
+        self.contained = <filter_text*>PyMem_Calloc(len(contained) + 1, sizeof(filter_text))
+        if self.contained == NULL:
+            raise MemoryError
+        for i in range(<int>len(contained)):
+            self._hold(contained[i], &self.contained[i])
+        self.c.contained, self.c.contained_count = self.contained, <int32_t>len(contained)
         for i in range(<int>len(names)):
             self._hold(names[i], &self.names[i])
         self.c.names_count = <int32_t>len(names)
@@ -535,6 +562,7 @@ cdef class FilterProgram:
         PyMem_Free(self.steps)
         PyMem_Free(self.names)
         PyMem_Free(self.texts)
+        PyMem_Free(self.contained)
 
     def matches(self, bytes properties not None):
         """Whether the expression is TRUE for a property string."""
@@ -547,7 +575,7 @@ cdef class FilterProgram:
         if message.source is None:
             raise ValueError("a message to be put has no stored properties")
         view = message_view(message)
-        return bool(filter_matches(&self.c, view.properties, view.properties_len))
+        return bool(filter_takes(&self.c, &view))
 
 
 cdef int _grows(int kind) noexcept:

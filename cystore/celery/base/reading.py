@@ -3,6 +3,8 @@
 
 Undispatched messages count too, although a read-only store cannot dispatch. For queues this module searches the end of
 the log, and remembers only the positions of wanted messages. A query by key searches the end of the log itself.
+
+A search for a text (`contains`) may read long without a result. So its stream has a `Passed` in between.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import functools
 import heapq
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
-from cystore import CorruptRecordError, Message, MessageStore, QueueRange
+from cystore import Contains, CorruptRecordError, Message, MessageStore, QueueRange
 from cystore.celery.base.events import LIGHT, LIGHT_OFFSETS
 
 BATCH = 32  # messages of one read: this many of each queue are in memory
@@ -29,6 +32,21 @@ class Placed(Protocol):
     @property
     def physical_offset(self) -> int:
         """Byte position in the commit log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A place that a search for a text has passed without a match. It lets the caller look at the clock, and continue
+    there later."""
+
+    physical_offset: int
+    time_ms: int
+    store: str = ""
+
+    @property
+    def store_timestamp_ms(self) -> int:
+        """Its time, as messages name it."""
+        return self.time_ms
 
 
 Entry = TypeVar("Entry", bound=Placed)
@@ -90,18 +108,33 @@ def of_queues(
 ) -> Iterator[Message]:  # fmt: skip
     """Messages of some queues of a topic (default: of all), with one of the tags, from `begin_ms` to `end_ms`. With
     `ordered` False they come queue by queue, which is faster."""
+    found = search_queues(
+        store, topic, None, queue_ids, tags=tags, begin_ms=begin_ms, end_ms=end_ms, ordered=ordered
+    )
+    return cast(Iterator[Message], found)
+
+
+@of_each
+def search_queues(
+    store: MessageStore, topic: str, contains: Contains | None, queue_ids: Collection[int] | None = None, *,
+    tags: Collection[str] = (), begin_ms: int = 0, end_ms: int | None = None, ordered: bool = True,
+) -> Iterator[Message | Passed]:  # fmt: skip
+    """The same that contain a text. There is a Passed only where a text is searched."""
 
     def is_wanted(message: Message) -> bool:
         return (
             message.topic == topic
             and (queue_ids is None or message.queue_id in queue_ids)
             and (not tags or message.tags in tags)
+            and (contains is None or contains(message))
         )
 
     dispatched = store.catch_up()
     ranges = store.topics().get(topic, {})
     queues = (
-        _of_queue(store, topic, queue_id, ranges[queue_id], frozenset(tags), begin_ms, end_ms, dispatched)
+        _of_queue(
+            store, topic, queue_id, ranges[queue_id], frozenset(tags), begin_ms, end_ms, dispatched, contains
+        )
         for queue_id in (ranges if queue_ids is None else queue_ids)
         if queue_id in ranges
     )
@@ -109,23 +142,27 @@ def of_queues(
     yield from _within(chain(_behind(store, dispatched, is_wanted), dispatched_part), begin_ms, end_ms)
 
 
-def of_light_queue(
-    store: MessageStore, topic: str, name: str, *, tags: Collection[str] = (), begin_ms: int = 0,
-    end_ms: int | None = None,
-) -> Iterator[Message]:  # fmt: skip
-    """Messages of a topic that are in a light queue, with one of the tags, from `begin_ms` to `end_ms`."""
+def search_light_queue(
+    store: MessageStore, topic: str, contains: Contains | None, name: str, *, tags: Collection[str] = (),
+    begin_ms: int = 0, end_ms: int | None = None,
+) -> Iterator[Message | Passed]:  # fmt: skip
+    """Messages of a topic that are in a light queue, with one of the tags, from `begin_ms` to `end_ms`, that contain a
+    text."""
 
     def is_wanted(message: Message) -> bool:
         names = message.properties.get(LIGHT, "").split(",")
-        return name in names and LIGHT_OFFSETS in message.properties
+        is_in_queue = name in names and LIGHT_OFFSETS in message.properties
+        return is_in_queue and (contains is None or contains(message))
 
     dispatched = store.catch_up()
     asked = store.get(name, 0, 0, 1)
     bounds = QueueRange(asked.min_offset, asked.max_offset)
-    dispatched_part = _of_queue(store, name, 0, bounds, frozenset(tags), begin_ms, end_ms, dispatched)
+    dispatched_part = _of_queue(
+        store, name, 0, bounds, frozenset(tags), begin_ms, end_ms, dispatched, contains
+    )
     found = chain(_behind(store, dispatched, is_wanted), dispatched_part)
     for message in _within(found, begin_ms, end_ms):
-        if message.topic == topic and (not tags or message.tags in tags):
+        if isinstance(message, Passed) or (message.topic == topic and (not tags or message.tags in tags)):
             yield message
 
 
@@ -147,7 +184,9 @@ def oldest_of_light_queue(store: MessageStore, name: str, most: int | None = Non
         at = found.next_offset
 
 
-def _within(messages: Iterable[Message], begin_ms: int, end_ms: int | None) -> Iterator[Message]:
+def _within(
+    messages: Iterable[Message | Passed], begin_ms: int, end_ms: int | None
+) -> Iterator[Message | Passed]:
     for message in messages:
         if begin_ms <= message.store_timestamp_ms and (
             end_ms is None or message.store_timestamp_ms <= end_ms
@@ -186,8 +225,8 @@ def _behind(store: MessageStore, dispatched: int, is_wanted: Callable[[Message],
 
 def _of_queue(
     store: MessageStore, topic: str, queue_id: int, bounds: QueueRange, tags: frozenset[str], begin_ms: int,
-    end_ms: int | None, dispatched: int,
-) -> Iterator[Message]:  # fmt: skip
+    end_ms: int | None, dispatched: int, contains: Contains | None = None,
+) -> Iterator[Message | Passed]:  # fmt: skip
     """Messages of a queue below a position in the log, stored from `begin_ms` to `end_ms`, newest first."""
     high, batch, before = bounds.max_offset, BATCH, dispatched
     if end_ms is not None:
@@ -195,7 +234,7 @@ def _of_queue(
         high = min(high, store.offset_by_time(topic, queue_id, end_ms + 1) + 1)
     while high > bounds.min_offset:
         low = max(bounds.min_offset, high - batch)
-        found = _between(store, topic, queue_id, low, high, tags)
+        found = _between(store, topic, queue_id, low, high, tags, contains)
         read = len(found)
         while found:
             message = found.pop()
@@ -205,6 +244,11 @@ def _of_queue(
             if message.physical_offset < before:
                 before = message.physical_offset
                 yield message
+        passed = _at(store, topic, queue_id, low) if contains is not None else None
+        if passed is not None and passed.physical_offset < before:
+            if passed.time_ms < begin_ms:
+                return
+            yield passed
         high = low
         # Long reads if few are kept, short ones if many are: every task may have this state.
         if read <= BATCH // 2:
@@ -213,16 +257,28 @@ def _of_queue(
             batch = max(batch // 2, BATCH)
 
 
+def _at(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -> Passed | None:
+    """The place of a queue's message; None if there is none, or if it is damaged."""
+    try:
+        found = store.get(topic, queue_id, queue_offset, 1).messages
+    except CorruptRecordError:
+        return None
+    if not found or found[0].queue_offset != queue_offset:
+        return None
+    return Passed(found[0].physical_offset, found[0].store_timestamp_ms)
+
+
 def _between(
-    store: MessageStore, topic: str, queue_id: int, low: int, high: int, tags: frozenset[str]
-) -> list[Message]:
+    store: MessageStore, topic: str, queue_id: int, low: int, high: int, tags: frozenset[str],
+    contains: Contains | None,
+) -> list[Message]:  # fmt: skip
     """Messages of [low, high) with one of the tags, and perhaps some behind; a single get may end earlier, at its limit
     of bytes."""
     found: list[Message] = []
     # In an expression, the name of an app's own state may have another meaning.
     expression = " || ".join(sorted(tags)) if all(tag.isidentifier() for tag in tags) else ""
     while low < high:
-        got = store.get(topic, queue_id, low, high - low, tags=expression)
+        got = store.get(topic, queue_id, low, high - low, tags=expression, filter=contains)
         found += [message for message in got.messages if not tags or message.tags in tags]
         if got.next_offset <= low:
             break

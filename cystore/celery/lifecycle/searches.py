@@ -4,16 +4,17 @@ the slowest ones."""
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import dropwhile
 from typing import Any, Literal, NamedTuple
 
-from cystore import Message
+from cystore import Contains, Message
 from cystore.celery import history
 from cystore.celery.base import events
 from cystore.celery.base.events import Event
-from cystore.celery.base.reading import Source
+from cystore.celery.base.reading import Passed, Source
 from cystore.celery.history import Transition
 from cystore.celery.lifecycle import task_lives
 from cystore.celery.lifecycle.task_lives import (
@@ -32,12 +33,25 @@ from cystore.celery.lifecycle.task_lives import (
     runs_of,
     text_of,
 )
+from cystore.celery.versions import COMPRESSED
 
 Sort = Literal["run", "wait"]
 SLOW_KINDS: dict[Sort, tuple[str, ...]] = {"run": ENDS, "wait": (events.SENT, events.STARTED)}
 
 
 # ---------------------------------------------------------------------------------------------- by text
+
+
+_RUNS = re.compile(r"[0-9A-Za-z]+")
+_PYTHONS = ("True", "False", "None", "inf", "nan")  # JSON has other words for them
+
+
+def part_of(text: str) -> Contains | None:
+    """A part of a text that each record with the text has, for a search without decoding; None if there is no such
+    part. Letters and digits of ASCII stand in a record as they are, whatever is escaped around them, unless it is
+    compressed."""
+    runs = [run for run in _RUNS.findall(text) if not any(word in run or run in word for word in _PYTHONS)]
+    return Contains((max(runs, key=len), COMPRESSED)) if runs else None
 
 
 class Wanted:
@@ -47,6 +61,15 @@ class Wanted:
         self._fold: Callable[[str], str] = str.casefold if ignore_case else str
         self.args = None if args is None else self._fold(args)
         self.error = None if error is None else self._fold(error)
+
+    def entries(
+        self, store: Source, *, name: str | None = None, begin_ms: int = 0, end_ms: int | None = None
+    ) -> Iterator[Event | Transition | Passed]:
+        """The entries among which `find` finds, newest first."""
+        text = self.args if self.error is None else self.error
+        contains = part_of(text) if text is not None and self._fold is str else None
+        span: dict[str, Any] = {"name": name, "begin_ms": begin_ms, "end_ms": end_ms}
+        return history.entries(store, **span) if contains is None else history.search(store, contains, **span)
 
     def has_args(self, entry: Event | Transition) -> bool:
         """Whether the arguments of an entry contain the text."""
@@ -81,7 +104,7 @@ def _error_of(entry: Event | Transition) -> Iterator[object]:
 
 def find(
     store: Source,
-    newest_first: Iterable[Event | Transition],
+    newest_first: Iterable[Event | Transition | Passed],
     wanted: Wanted,
     is_valid: Callable[[Message], bool] = any_record,
 ) -> Iterator[Life]:
@@ -89,6 +112,8 @@ def find(
     met: Remembered[None] = Remembered()
     first, other = (wanted.has_args, None) if wanted.error is None else (wanted.has_error, wanted.has_args)
     for entry in newest_first:
+        if isinstance(entry, Passed):
+            continue
         task_id = entry.task_id
         if not task_id or task_id in met or not first(entry):
             continue

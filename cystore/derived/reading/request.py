@@ -10,6 +10,7 @@ from cystore._native.derived.queue import TagFilter
 from cystore._native.filters.program import FilterProgram
 from cystore._native.record.argument_checks import any_text
 from cystore._native.record.message import Message
+from cystore.filters.contains import Contains
 from cystore.filters.given_filter import Filter, chosen
 from cystore.filters.sql import SqlFilter
 
@@ -51,7 +52,7 @@ def wanted(tags: str | None, filter: Filter | None) -> Wanted:
 def wanted_by(group: str, topic: str, tags: str | None, filter: Filter | None) -> Wanted:
     """`wanted` for a group that reads a topic."""
     choice = wanted(tags, filter)
-    if choice.program is None:
+    if choice.program is None or isinstance(filter, Contains):  # no bitmap knows what a body contains
         return choice
     expression = filter.expression if isinstance(filter, SqlFilter) else filter
     assert isinstance(expression, str)

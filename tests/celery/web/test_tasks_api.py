@@ -3,6 +3,7 @@ over HTTP; logs grow, go away and come back while it runs."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from datetime import UTC, datetime
@@ -187,7 +188,41 @@ def test_a_page_that_runs_out_of_time_is_continued(log):
         rows, after = task_pages.page_of(log, conditions, 10, after, Texts(), time_s=0, empty_s=0)
         found += [row["id"] for row in rows]
         pages += 1
-    assert found == ["t9"] and pages > 3
+    assert found == ["t9"] and pages > 1
+
+
+def test_a_long_search_gets_on_page_by_page(tmp_path):
+    """No page finds anything for a while: each one continues where the one before ended."""
+    with cystore.open(tmp_path / "store") as store:
+        write(store, runs(1500))
+        for text in ("(7,)", "nowhere"):
+            found, cursors, after = [], [], None
+            while not cursors or after is not None:
+                rows, after = task_pages.page_of(
+                    store, Asked(text=text), 10, after, Texts(), time_s=0, empty_s=0
+                )
+                found += [row["id"] for row in rows]
+                cursors.append(after)
+            assert found == (["t7"] if text == "(7,)" else [])
+            assert 5 < len(cursors) == len(set(cursors)) < 200
+
+
+@pytest.mark.parametrize("text", ["None", "True", "'", "ü", "€7", "\\n", "é-17", "line 1\nline 2", "%", "-"])
+def test_texts_that_the_log_writes_in_another_way(tmp_path, text):
+    """Whatever JSON, Python or a key make of a text, a search for it finds the tasks that a reader sees with it."""
+    with cystore.open(tmp_path / "store") as store:
+        ids = {"in the arguments": text + " 1", f"{text} as id": "1", "in the error": "1", "not at all": "1"}
+        for task_id, args in ids.items():
+            write(store, [event_message(events.SENT, task_id, "app.task", args=args, queue="q")])
+        write(store, [event_message(events.FAILED, "in the error", "app.task", exception=f"E({text})")])
+        meta = {"status": "FAILURE", "result": {"exc_type": "E", "exc_message": text}, "traceback": "t"}
+        store.put(
+            records.RESULTS, json.dumps(meta).encode(), keys=(records.key_of("in a result"),), tags="FAILURE",
+            properties={"task": "app.task", "content_type": "application/json", "content_encoding": "utf-8"},
+        )  # fmt: skip
+        found = {row["id"] for row in task_pages.page_of(store, Asked(text=text), 10, None, Texts())[0]}
+        assert found >= {"in the arguments", f"{text} as id", "in the error", "in a result"}
+        assert "not at all" not in found
 
 
 def test_several_stores_are_one_list(tmp_path):

@@ -214,6 +214,7 @@ TARGETS: dict[str, Callable[[World], Any]] = {
     "Message": lambda w: w.message(),
     "MessageId": lambda w: cystore.MessageId,
     "MessageStore": lambda w: w.store,
+    "Contains": lambda w: cystore.Contains("x"),
     "SqlFilter": lambda w: cystore.SqlFilter("p = 'q'"),
     "WholeLog": lambda w: w.store.whole,
 }
@@ -309,6 +310,7 @@ ROWS: dict[str, Row] = {
         "delay_level": 0,
         "expires_at_ms": 1 << 45,
     },
+    "cystore.Contains": lambda w: {"texts": ("x", b"y")},
     "cystore.SqlFilter": lambda w: {"expression": "p = 'q' AND n > 3"},
     "cystore.open": lambda w: {"path": w.path, "config": None, "progress": _nothing, **SMALL, **SETTINGS},
     "Message.text": lambda w: {"encoding": "utf-8", "errors": "strict"},

@@ -11,9 +11,11 @@ import sys
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cystore
-from cystore import FilterError, GetStatus, SqlFilter
+from cystore import Contains, FilterError, GetStatus, SqlFilter
 from cystore._native.filters import program
 from cystore._native.filters.program import STEP_KINDS, FilterProgram
 from cystore._native.lookup.queue_reader import FILTERED_ENTRIES
@@ -423,3 +425,62 @@ def test_without_lark_all_but_sql_filters_works(tmp_path):
         *["[b'second']"] * 3,
         *["SQL filters need lark: pip install 'cystore[filter]'"] * 3,
     ]
+
+
+# ------------------------------------------------------------------------------------------------- a text within
+
+
+@pytest.mark.parametrize(
+    ("texts", "choice"),
+    [
+        (("x" * 45,), lambda n: n % 50 >= 45),
+        (("k1999",), lambda n: n == 1999),
+        (("a\x01198",), lambda n: 1980 <= n <= 1989 or n == 198),
+        (("b\x01z", b"k7\x02"), lambda n: n % 3 == 2 or n == 7),
+        (("nowhere",), lambda n: False),
+    ],
+)
+def test_a_text_within_a_message(store, texts, choice):
+    """In the body, in a key, in a property as it is stored (name, value and the bytes around them), or one of two."""
+    expected, wanted = [number for number in range(COUNT) if choice(number)], Contains(texts)
+    assert everything(store, filter=wanted) == expected
+    assert everything(store, filter=wanted, max_count=3) == expected
+    assert everything(store, filter=wanted, tags="A") == [n for n in expected if n % 2 == 0]
+    assert everything(store, filter=wanted, group="g") == expected
+    assert [m.queue_offset for m in store.scan(filter=wanted)] == expected
+    assert [m.queue_offset for m in store.scan() if wanted(m)] == expected
+
+
+@given(st.binary(max_size=40), st.binary(min_size=1, max_size=4))
+def test_a_text_is_found_wherever_it_stands(tmp_path_factory, body, text):
+    with open_small(tmp_path_factory.mktemp("store") / "store") as store:
+        for one in (body, body + text, text + body, body[:20] + text + body[20:]):
+            store.put("T", one)
+        found = {message.queue_offset for message in store.get("T", 0, 0, filter=Contains(text)).messages}
+        assert found >= {1, 2, 3} and (0 in found) == (text in body)
+
+
+@pytest.mark.parametrize(
+    "texts", [(), "", (b"",), None, (3,), "x" * 65_537, "\ud800", ("a",) * 17, bytearray(b"a"), {"a"}]
+)
+def test_a_bad_text_is_refused(texts):
+    with pytest.raises(FilterError, match="Contains takes"):
+        Contains(texts)
+
+
+def test_a_text_filter_is_a_value():
+    one = Contains(("a", b"b"))
+    assert pickle.loads(pickle.dumps(one)) == one == Contains([b"a", "b"]) and one != Contains("a")
+    assert len({one, Contains(("a", "b"))}) == 1 and repr(one) == "Contains((b'a', b'b'))"
+    assert repr(Contains("a")) == "Contains(b'a')"
+
+
+def test_a_damaged_record_is_told_whatever_text_is_wanted(store):
+    """Its bytes may have had the text."""
+    message = store.get("T", 0, 700, 1).messages[0]
+    store.flush()
+    with open(store.path / "commitlog" / f"{0:020}", "r+b") as file:
+        file.seek(message.physical_offset + 60)
+        file.write(b"\xff" * 40)
+    with pytest.raises(cystore.CorruptRecordError):
+        everything(store, filter=Contains("nowhere"))

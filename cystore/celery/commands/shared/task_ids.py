@@ -7,10 +7,10 @@ from uuid import UUID
 
 import click
 
-from cystore import Message
+from cystore import Contains, Message
 from cystore.celery import history
 from cystore.celery.base import events, reading, records
-from cystore.celery.base.reading import Source
+from cystore.celery.base.reading import Passed, Source
 from cystore.celery.commands.shared import app_store, task_display
 from cystore.celery.lifecycle.task_lives import Life, life_of
 from cystore.operate.output import write_note
@@ -80,7 +80,7 @@ def _words(life: Life) -> list[str]:
 def _beginning(store: Source, given: str, prefix: str) -> Iterator[str]:
     """Ids that begin with a text, each once for each of its records. A task that is its own root has no key for it."""
     begin = records.key_of(given)
-    for message in _all(store, with_results=not prefix):
+    for message in _all(store, prefix + begin, with_results=not prefix):
         keys = message.keys
         if prefix != events.GROUP and keys and keys[0].startswith(begin):
             yield records.id_of(keys[0])
@@ -90,10 +90,12 @@ def _beginning(store: Source, given: str, prefix: str) -> Iterator[str]:
                     yield records.id_of(key.removeprefix(prefix))
 
 
-def _all(store: Source, *, with_results: bool) -> Iterator[Message]:
-    yield from task_display.watched(store, reading.of_queues(store, events.EVENTS), lines_follow=False)
-    if with_results:
-        yield from task_display.watched(store, reading.of_queues(store, records.RESULTS), lines_follow=False)
+def _all(store: Source, text: str, *, with_results: bool) -> Iterator[Message]:
+    for topic in (events.EVENTS, records.RESULTS) if with_results else (events.EVENTS,):
+        found = reading.search_queues(store, topic, Contains(text))
+        for message in task_display.watched(store, found, lines_follow=False):
+            if not isinstance(message, Passed):
+                yield message
 
 
 def _is_uuid(text: str) -> bool:

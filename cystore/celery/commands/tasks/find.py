@@ -6,7 +6,6 @@ from itertools import islice
 
 import click
 
-from cystore.celery import history
 from cystore.celery.commands.shared import app_store, command_options, task_display
 from cystore.celery.lifecycle import searches
 from cystore.celery.lifecycle.task_lives import Life
@@ -45,7 +44,7 @@ def command(
     wanted = searches.Wanted(args_text or None, error_text or None, ignore_case=ignore_case)
     found = False
     with app_store.reading_homes(ctx, all_homes) as store:
-        entries = history.entries(store, name=name, begin_ms=begin_ms, end_ms=end_ms)
+        entries = wanted.entries(store, name=name, begin_ms=begin_ms, end_ms=end_ms)
         newest_first = task_display.watched(store, entries, lines_follow=True)
         for life in islice(
             searches.find(store, newest_first, wanted, app_store.is_valid(ctx)), limit or None
