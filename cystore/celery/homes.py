@@ -18,7 +18,7 @@ import logging
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -455,8 +455,6 @@ def append_once(
     """Appends the records that the store does not have yet. Raises MessageIllegalError for arguments that `put` does
     not send."""
     _check_sent(backend, send_id, fields, flush)
-    if backend.is_own and any(one["topic"] == records.CHORDS for one in fields):  # else a sweep holds them
-        backend.chords.hold()
     store = backend.store
     from cystore.system.store_lock import locked_byte  # only a home of other hosts' tasks needs it
 
@@ -474,7 +472,9 @@ def append_once(
                 )
             )
         if messages:
-            store.put_many(messages, flush=_safe(store, flush))
+            # Elsewhere a sweep begins the hold.
+            with backend.chords.holding(fresh) if backend.is_own else nullcontext():
+                store.put_many(messages, flush=_safe(store, flush))
             _wake(store, fresh)
         else:  # an earlier delivery appended them, and perhaps did not wait to the end
             if store.epoch:

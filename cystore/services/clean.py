@@ -272,7 +272,8 @@ class Cleaner:
         if archived is not None:
             yield Need("the archive", archived.up_to)
         for name, hold in self.holds.read().items():
-            yield Need(name, hold.physical_offset, hold.max_age_ms)
+            if not hold.keeps_nothing:
+                yield Need(name, hold.physical_offset, hold.max_age_ms)
 
     def _remove_segments(self, max_segments: int | None, *, forced: bool, until_s: float | None) -> int:
         """Carries waiting messages forward first. A delivered or carried copy must be durable before its source is

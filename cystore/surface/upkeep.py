@@ -180,8 +180,8 @@ class StoreUpkeep(StoreHandle):
         """From now on no clean removes the log at `physical_offset` or behind it, until the hold moves or is released.
 
         Records older than `max_age_ms` are removed nevertheless, with a warning, so a forgotten hold does not fill the
-        disk. The answer contains the begin of the hold: the log's minimum if that is beyond `physical_offset`. Holds
-        outlive processes. Raises StoreConfigError.
+        disk. With 0 the hold keeps nothing, and only notes a place. The answer contains the begin of the hold: the
+        log's minimum if that is beyond `physical_offset`. Holds outlive processes. Raises StoreConfigError.
         """
         return self._writable().cleaner.holds.set(name, physical_offset, max_age_ms)
 

@@ -15,7 +15,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cystore")
 
 RUN = "cystore_run"  # field of a body's signature, beside task, args and options; each part brings it back
-HOLD = "celery_chords"  # the hold on the segments of open chords
+HOLD = "celery_chords"  # the hold on the segments of open chords; one that keeps nothing: all before it have ended
 CLAIM_S = 30  # setting cystore_chord_claim_s: longer than sending a message may take
 EXPIRES_S = 7 * 24 * 3600  # if neither result_chord_expires nor result_expires is set
 
@@ -76,7 +76,6 @@ def expires_ms(app: Any) -> int:
 _tables: dict[tuple[str, int], Table] = {}  # by path and epoch: a log may be truncated between two epochs
 _opened: LRUCache = LRUCache(limit=10_000)  # group id -> run that this process opened last
 _added: LRUCache = LRUCache(limit=10_000)  # id of a header task -> ids that it added
-_held: set[str] = set()  # stores known to have the hold
 
 
 def _forked() -> None:
@@ -120,14 +119,9 @@ class Chords:
         if not isinstance(results, _regen) and any(isinstance(result, GroupResult) for result in results):
             shape = [result.as_tuple() for result in results]
         payload, properties = stored_body(app, group_id, body, shape, readable=not backend.hides_call(body))
-        if home == homes.own_id(backend):
-            self._retrying(self.hold)
-        self._retrying(
-            self._put,
-            home,
-            [_record(OPEN, group_id, run_id, payload, **properties)],
-            flush=None,
-        )
+        first = [_record(OPEN, group_id, run_id, payload, **properties)]
+        with self.holding(first) if home == homes.own_id(backend) else nullcontext():
+            self._retrying(self._put, home, first, flush=None)
 
     def set_size(self, group_id: str, size: int) -> None:
         """Stores the number of parts of the newest run; durable before the last header task is sent."""
@@ -204,13 +198,26 @@ class Chords:
         it later. `CLAIM` and `DONE`, the end of a run, are not repeated: `sweep` does them later."""
         retrying(self._backend, call, *args, **kwargs)
 
-    def hold(self) -> None:
-        """Called before a chord is opened. The first chord of a store begins a hold, which `sweep` moves on."""
+    @contextmanager
+    def holding(self, fields: Iterable[Mapping[str, Any]]) -> Iterator[None]:
+        """Around the append of records: if one of them opens a chord, the log is held from before it.
+
+        A sweep that knows of no open chord ends the hold, and looks at the log again. This looks at the hold again
+        after the append. So one of the two sees the other."""
+        if not any(one["topic"] == CHORDS and one["tags"] == OPEN for one in fields):
+            yield
+            return
+        begin = self._backend.store.wrote_position
+        self._retrying(self._hold, begin)
+        yield
+        self._retrying(self._hold, begin)
+
+    def _hold(self, begin: int) -> None:
         store = self._backend.store
-        if str(store.path) not in _held:
-            if HOLD not in store.holds():
-                store.hold(HOLD, store.wrote_position, max_age_ms=expires_ms(self._backend.app))
-            _held.add(str(store.path))
+        held = store.holds().get(HOLD)
+        if held is None or held.keeps_nothing:
+            begin = begin if held is None else held.physical_offset  # others may have opened chords since
+            store.hold(HOLD, begin, max_age_ms=expires_ms(self._backend.app))
 
     # --------------------------------------------------------------------------------------- the end of a run
 
@@ -420,11 +427,6 @@ class Sweeper:
         self._next: int | None = None
         self._wrote = -1  # the log's end before the last look
 
-    @property
-    def has_open(self) -> bool:
-        """Whether it knows an open chord."""
-        return bool(self._open)
-
     def is_due(self, store: MessageStore) -> bool:
         """Whether a look may find something: the log grew since the last one, or an open chord is due."""
         if self._wrote != store.wrote_position:
@@ -446,7 +448,10 @@ class Sweeper:
             now_ms = clock.now_ms()
             due = [which for which, one in self._open.items() if one.look_ms <= now_ms]
             sent = sum(self._look(backend, which, now_ms) for which in due[:max_chords])
-            self._move_hold(backend, read)
+            if self._move_hold(backend, read, knows_all=read == covered):
+                # A chord may have been opened before the hold ended: see `Chords.holding`.
+                read = self._read(store, covered := store.catch_up())
+                self._move_hold(backend, read, knows_all=read == covered)
             self._wrote = wrote if read == covered else -1  # if more is left to read, a look is due
             return sent
 
@@ -492,12 +497,24 @@ class Sweeper:
             one.look_ms = max(now_ms + 1, run.claim.until_ms)
         return False
 
-    def _move_hold(self, backend: CystoreBackend, covered: int) -> None:
+    def _move_hold(self, backend: CystoreBackend, read: int, *, knows_all: bool) -> bool:
+        """Moves the hold to the oldest open chord. Without one, the hold keeps nothing, and tells the next process
+        where to begin. Returns whether the hold of chords ended."""
         store = backend.store
-        needed = min((one.opened_at for one in self._open.values()), default=covered)
         held = store.holds().get(HOLD)
-        if held is not None and not 0 <= needed - held.physical_offset < HOLD_STEP_BYTES:
-            store.hold(HOLD, needed, max_age_ms=expires_ms(backend.app))
+        if not self._open and (held is None or not knows_all):
+            return False
+        needed = min((one.opened_at for one in self._open.values()), default=read)
+        age_ms = expires_ms(backend.app) if self._open else 0
+        file_bytes = store.config.mapped_file_size_commit_log_bytes
+        if (
+            held is None
+            or held.max_age_ms != age_ms
+            or not 0 <= needed - held.physical_offset < HOLD_STEP_BYTES
+            or (self._open and needed // file_bytes != held.physical_offset // file_bytes)
+        ):
+            store.hold(HOLD, needed, max_age_ms=age_ms)
+        return held is not None and not held.keeps_nothing and not self._open
 
 
 def _first_at(store: MessageStore, physical_offset: int) -> int:
@@ -537,16 +554,9 @@ def sweep(app: Any, store: MessageStore, *, max_chords: int = 1_000) -> int:
 def begin_again(path: str) -> None:
     """Forgets this process's knowledge of the open chords of a store, which was a replica meanwhile."""
     _sweepers.pop(path, None)
-    _held.discard(path)
 
 
 def sweep_replica(backend: CystoreBackend, *, max_chords: int = 1_000) -> int:
     """`sweep` for the backend of a replica that has become the master."""
     store = backend.store
-    if not sweep_is_due(store):
-        return 0
-    sweeper = _sweepers[str(store.path)]
-    sent = sweeper.sweep(backend, max_chords)  # before the hold, which it would take for the first open chord
-    if sweeper.has_open:
-        backend.chords.hold()
-    return sent
+    return _sweepers[str(store.path)].sweep(backend, max_chords) if sweep_is_due(store) else 0

@@ -28,6 +28,7 @@ from cystore.system.threads.reentry import undisturbed
 log = logging.getLogger("cystore")
 
 HOUR_MS = 3_600_000
+_UNITS = ((HOUR_MS, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
 
 
 class Need(NamedTuple):
@@ -128,10 +129,10 @@ class LogCleaner:
         for need in needs:
             if end > need.position:
                 log.warning(
-                    "the hold of %s from %d on is older than its limit of %d h: removing the segments all the same",
+                    "the hold of %s from %d on is older than its limit of %s: removing the segments all the same",
                     need.owner,
                     need.position,
-                    (need.max_age_ms or 0) // HOUR_MS,
+                    _age_text(need.max_age_ms or 0),
                 )
         self._control.min_physical_offset = end
 
@@ -150,3 +151,9 @@ class LogCleaner:
         if gone:
             log.info("%s: removed %d files below %d", segments.directory, len(gone), minimum)
         return len(gone)
+
+
+def _age_text(age_ms: int) -> str:
+    """A limit of age for people, in whole units."""
+    unit, name = next(one for one in _UNITS if age_ms >= one[0] or one[0] == 1)
+    return f"{age_ms // unit} {name}"

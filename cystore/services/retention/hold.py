@@ -26,10 +26,16 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Hold(NamedTuple):
-    """The log from `physical_offset` on is needed, except records older than `max_age_ms` (None: of any age)."""
+    """The log from `physical_offset` on is needed, except records older than `max_age_ms` (None: of any age). With 0 it
+    keeps nothing, and only notes a place."""
 
     physical_offset: int
     max_age_ms: int | None = None
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether it only notes a place."""
+        return self.max_age_ms == 0
 
     def keeps(self, end: int, newest_ms: int | None, now_ms: int) -> bool:
         """Whether a segment has to stay. It ends at `end`, and its newest record is of `newest_ms` (None: unknown)."""

@@ -320,6 +320,57 @@ def test_open_chords_hold_their_segments(tmp_path, monkeypatch):
     assert store.clean().segments > 0
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_chords_that_have_ended_keep_nothing_from_cleaning(led, ends):
+    """A chord that is opened afterwards is held again."""
+    led.open()
+    led.part("a", 0, "A")
+    if ends:
+        led.part("b", 1, "B")
+    led.sweep()
+    store = led.backend.store
+    owners = [need.owner for need in store._attached().cleaner.needs()]
+    assert (chord_steps.HOLD in owners) is not ends
+    led.group_id = str(uuid4())
+    led.open()
+    assert chord_steps.HOLD in [need.owner for need in store._attached().cleaner.needs()]
+    assert store.holds()[chord_steps.HOLD].physical_offset <= led.run.opened_at
+
+
+def test_a_chord_that_is_opened_while_a_sweep_ends_the_hold_is_held(led, monkeypatch):
+    """The chord's record comes behind the sweep's look, and before the hold ends; then the other way round."""
+    led.open()
+    led.part("a", 0, "A")
+    led.part("b", 1, "B")
+    store, real = led.backend.store, cystore.MessageStore.hold
+    other = Steps(led.backend)
+
+    def late(self, name, place, *, max_age_ms=None):
+        monkeypatch.undo()
+        other.open()
+        return real(self, name, place, max_age_ms=max_age_ms)
+
+    monkeypatch.setattr(cystore.MessageStore, "hold", late)
+    led.sweep()
+    held = store.holds()[chord_steps.HOLD]
+    assert held.max_age_ms and held.physical_offset <= other.run.opened_at
+    other.part("a", 0)
+    other.part("b", 1)
+
+    put = chord_steps.Chords._put
+
+    def swept(self, *args, **kwargs):
+        monkeypatch.undo()
+        led.sweep()
+        put(self, *args, **kwargs)
+
+    monkeypatch.setattr(chord_steps.Chords, "_put", swept)
+    third = Steps(led.backend)
+    third.open()
+    held = store.holds()[chord_steps.HOLD]
+    assert held.max_age_ms and held.physical_offset <= third.run.opened_at
+
+
 def test_a_body_that_cannot_be_sent_fails(led, monkeypatch):
     led.open()
     led.part("a", 0)

@@ -60,12 +60,23 @@ def test_i7_a_full_disk_takes_nothing_that_is_held(tmp_path):
 def test_a_hold_lasts_for_its_limit_only(tmp_path, monkeypatch, caplog):
     with open_small(tmp_path / "s", **EXPIRED) as store:
         filled(store)
-        store.hold("chords", 0, max_age_ms=HOUR_MS)
+        store.hold("chords", 0, max_age_ms=HOUR_MS // 60)
         assert store.clean().segments == 0
         turn(monkeypatch, 2 * HOUR_MS)
         with caplog.at_level(logging.WARNING, "cystore"):
             assert store.clean().segments > 0
-        assert "the hold of chords" in caplog.text
+        assert "the hold of chords from 0 on is older than its limit of 1 min" in caplog.text
+
+
+def test_a_hold_without_a_lifetime_notes_a_place_and_keeps_nothing(tmp_path, caplog):
+    with open_small(tmp_path / "s", **EXPIRED) as store:
+        filled(store)
+        store.hold("chords", 0, max_age_ms=0)
+        assert "chords" not in [need.owner for need in store._attached().cleaner.needs()]
+        with caplog.at_level(logging.WARNING, "cystore"):
+            assert store.clean().segments > 0
+        assert "chords" not in caplog.text
+        assert store.holds() == {"chords": Hold(0, 0)}
 
 
 def test_holds_are_those_of_all_processes_and_outlive_them(tmp_path):
