@@ -10,10 +10,11 @@ import os
 import re
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from cystore.errors import StoreConfigError, shown
+from cystore.errors import StoreConfigError, did_you_mean, shown
 from cystore.layout import CONSTANTS
 from cystore.value_class import value_class
 
@@ -41,10 +42,10 @@ LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 
 
 class _Given:
-    """Holds the names that `from_mapping` was given or suggested, and the sources of the given ones; the fields
-    themselves are the settings."""
+    """Holds the names that `from_mapping` was given or suggested, the sources of the given ones, and the names of which
+    the store gets another value; the fields themselves are the settings."""
 
-    __slots__ = ("_names", "_sources", "_suggested")
+    __slots__ = ("_names", "_replaced", "_sources", "_suggested")
 
 
 @value_class(frozen=True)
@@ -178,8 +179,9 @@ class StoreConfig(_Given):
             object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
         for name, (low, high) in _BOUNDS.items():
             if not low <= getattr(self, name) <= high:
-                never = ", or -1 or never for ever" if name in AGES else ""
-                raise StoreConfigError(f"{name} must be {low} to {high}{never}, not {getattr(self, name)}")
+                raise StoreConfigError(
+                    f"{name} must be {low} to {high}{_or_never(name)}, not {getattr(self, name)}"
+                )
         if self.mapped_file_size_consume_queue_bytes % QUEUE_ENTRY_BYTES:
             object.__setattr__(
                 self,
@@ -270,13 +272,9 @@ class StoreConfig(_Given):
         """A configuration from name/value pairs; unknown names are refused with the nearest known ones. `suggested`
         values replace the defaults: a new store gets them, an existing one keeps its own. `sources` has the source of
         each name's value."""
-        import difflib
-
         for name in settings:
             if name not in _types():
-                near = difflib.get_close_matches(name, _types(), n=3)
-                hint = f"; did you mean {', '.join(near)}?" if near else ""
-                raise StoreConfigError(f"there is no setting {name!r}{hint}")
+                raise StoreConfigError(f"there is no setting {name!r}{did_you_mean(name, _types())}")
         suggestions = {} if suggested is None else suggested
         config = cls(**{**suggestions, **settings})
         object.__setattr__(config, "_names", frozenset(settings))
@@ -296,6 +294,17 @@ class StoreConfig(_Given):
         if name in getattr(self, "_suggested", ()):
             return False
         return name in getattr(self, "_names", ()) or getattr(self, name) != DEFAULTS[name]
+
+    def replacing(self, names: Iterable[str]) -> StoreConfig:
+        """A copy for an open that is there to change these settings of the store: nothing is said of their old
+        values."""
+        copy = self.but()
+        object.__setattr__(copy, "_replaced", frozenset(names))
+        return copy
+
+    def is_replaced(self, name: str) -> bool:
+        """Whether the store gets another value of a setting at once."""
+        return name in getattr(self, "_replaced", ())
 
     def but(self, **values: Any) -> StoreConfig:
         """A copy with other values. It knows which settings were given, and which suggested."""
@@ -353,7 +362,10 @@ class StoreConfig(_Given):
             try:
                 return name, int(value.replace("_", ""))
             except ValueError:
-                raise StoreConfigError(f"{name} must be a whole number, not {value!r}") from None
+                raise StoreConfigError(
+                    f"{name} must be a whole number{_or_never(name)}, not {value!r}"
+                    f"{did_you_mean(value, FOREVER[1:]) if name in AGES else ''}"
+                ) from None
         if name == "services":
             return name, value if value in ("all", "none") else tuple(value.split(","))
         return name, value
@@ -469,11 +481,20 @@ def canonical(name: str, value: Any) -> Any:
     return FOREVER_H if name in AGES and type(value) in (int, str) and value in FOREVER else value
 
 
+def value_text(name: str, value: Any) -> str:
+    """A value for people: never, where that is what it means."""
+    return str(FOREVER[1] if name in AGES and value == FOREVER_H else value)
+
+
+def _or_never(name: str) -> str:
+    return ", or -1 or never for ever" if name in AGES else ""
+
+
 def _checked(name: str, kind: Any, value: Any) -> Any:
     value = canonical(name, value)
     if kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise StoreConfigError(f"{name} must be a whole number, not {shown(value)}")
+            raise StoreConfigError(f"{name} must be a whole number{_or_never(name)}, not {shown(value)}")
         value = int.__int__(value)  # a subclass too becomes an int, so that the checked value is the used one
     elif kind is bool:
         if not isinstance(value, bool):
@@ -485,8 +506,9 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     elif typing.get_origin(kind) is Literal:
         known = str.__str__(value) if isinstance(value, str) else None
         if known not in typing.get_args(kind):
+            allowed = typing.get_args(kind)
             raise StoreConfigError(
-                f"{name} must be one of {', '.join(typing.get_args(kind))}, not {shown(value)}"
+                f"{name} must be one of {', '.join(allowed)}, not {shown(value)}{did_you_mean(known, allowed)}"
             )
         value = known
     elif isinstance(kind, types.UnionType) and not isinstance(value, (str, tuple, list, set, frozenset)):
@@ -504,7 +526,8 @@ def _service_names(value: Any) -> tuple[str, ...]:
     for name in names:
         if name not in SERVICE_NAMES:
             raise StoreConfigError(
-                f"services: no service has the name {name!r}; choose from {', '.join(SERVICE_NAMES)}, or 'all'"
+                f"services: no service has the name {name!r}{did_you_mean(name, SERVICE_NAMES)}; choose from "
+                f"{', '.join(SERVICE_NAMES)}, or 'all' or 'none'"
             )
     return names
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterable
 
 
 def hidden(text: str) -> str:
     """A URL or an address, for a message, in which each possible password is replaced."""
     text = re.sub(r"((?:^|://)[^/@:\s]*):(?!//).*@|(^|://)[^/\s]*@", r"\1\2:**@", text)
     return re.sub(r"(?i)([?&;][^=&;\s]*(?:pass|secret|token)[^=&;\s]*=)[^&;\s]*", r"\1**", text)
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known names that resemble it, in any case of letters. Empty
+    without one."""
+    import difflib
+
+    by_lower = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(str(name)[:TEXT_SHOWN].lower(), by_lower, n=3)
+    return f"; did you mean {', '.join(by_lower[one] for one in near)}?" if near else ""
 
 
 TEXT_SHOWN, BITS_SHOWN = 200, 128

@@ -169,7 +169,7 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
                            "hosts](celery.md#more-than-one-host))")),
     (homes.SENDS_SETTING, True, "", ("a task is sent [without a home](celery.md#without-a-store) while the store "
                                      "cannot be opened; `False`: `delay()` raises")),
-    ("cystore_chord_claim_s", chord_steps.CLAIM_S, "s", ("longest time for a worker to send a chord's body; 0: the "
+    (chord_steps.CLAIM_SETTING, chord_steps.CLAIM_S, "s", ("longest time for a worker to send a chord's body; 0: the "
                                                          "default")),
     ("cystore_redis_url", None, "",
      "Redis for duties and for [results of other hosts](remote.md); default: the broker, if it is one; `\"\"`: none"),

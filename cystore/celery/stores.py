@@ -33,9 +33,10 @@ from cystore import (
     StorePermissionError,
 )
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX
-from cystore.config import FOREVER, FOREVER_H, canonical
+from cystore.config import DEFAULTS as SETTINGS
+from cystore.config import FOREVER, FOREVER_H, canonical, value_text
 from cystore.config_sources import given_outside
-from cystore.errors import hidden
+from cystore.errors import did_you_mean, hidden
 from cystore.layout import CONSTANTS
 from cystore.system.links import real_path
 from cystore.value_class import value_class
@@ -56,6 +57,7 @@ QUEUE_ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
 
 DAY_H = 24
 ANY_HOUR = ";".join(f"{hour:02}" for hour in range(DAY_H))
+RETENTION = "file_reserved_time_h"
 ALIASES = {"flush": "flush_disk_type"}
 
 # Results are small. These file sizes suit a laptop; RocketMQ's would reserve a gigabyte. They apply to new stores.
@@ -231,17 +233,15 @@ class Location:
             return  # compaction keeps the results, and each record says for how long
         if wanted_h is None or store.config.read_only or wanted_h == now_h:
             return
+        wanted, now = (value_text(RETENTION, hours) for hours in (wanted_h, now_h))
         if wanted_h > now_h:
             store.configure(file_reserved_time_h=wanted_h)
-            log.info("%s: raised file_reserved_time_h to %d from %d", store.path, wanted_h, now_h)
+            log.info("%s: raised %s to %s from %s", store.path, RETENTION, wanted, now)
         else:
             log.info(
-                "%s: records are kept for %d h, longer than the %d h that this app needs; `cystore config` can "
-                "shorten that",
-                store.path,
-                now_h,
-                wanted_h,
-            )
+                "%s: %s is %s, longer than the %s that this app needs; `cystore config` can shorten that",
+                store.path, RETENTION, now, wanted,
+            )  # fmt: skip
 
 
 def lifetime_s(name: str, value: Any) -> float | None:
@@ -312,9 +312,20 @@ def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         if not isinstance(name, str):
             raise StoreConfigError(f"there is no setting {name!r}")
         known = ALIASES.get(name, name)
-        if isinstance(value, str):
-            known, value = StoreConfig.parse_setting(f"{known}={value}")
-        value = canonical(known, value)
+        if known not in SETTINGS:
+            raise StoreConfigError(
+                f"there is no option {name!r}{did_you_mean(name, (*ALIASES, READER, *SETTINGS))} (options are "
+                f"{', '.join(ALIASES)}, {READER}, and the fields of cystore.StoreConfig)"
+            )
+        try:
+            if isinstance(value, str):
+                known, value = StoreConfig.parse_setting(f"{known}={value}")
+            value = canonical(known, value)
+            StoreConfig.from_mapping({known: value})
+        except StoreConfigError as error:
+            if known == name:
+                raise
+            raise StoreConfigError(f"{name}: {error}") from error
         if settings.setdefault(known, value) != value:
             raise StoreConfigError(f"{name} has two values, {settings[known]!r} and {value!r}")
     StoreConfig.from_mapping({**DEFAULTS, **settings})
@@ -483,7 +494,8 @@ def _followed(location: Location, reference: weakref.ref[MessageStore]) -> None:
     try:
         dataclasses.replace(location, file_reserved_time_h=wanted_h).keep_at_least(store)
     except StoreError as error:
-        log.warning("%s: file_reserved_time_h is not raised to %d: %s", location.path, wanted_h, error)
+        wanted = value_text(RETENTION, wanted_h)
+        log.warning("%s: %s is not raised to %s: %s", location.path, RETENTION, wanted, error)
 
 
 def open_to_read(location: Location, app: Celery | None = None) -> MessageStore:

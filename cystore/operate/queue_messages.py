@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cystore import CorruptRecordError, Message, MessageStore
 from cystore._native.record.properties import queues_of
 from cystore.engine.inspect.queue_offset import queue_offset_in
+from cystore.errors import did_you_mean
 from cystore.layout import takes_queue_offset
 from cystore.operate.output import write_note
 
@@ -56,6 +57,13 @@ class QueueView:
     begin: int
     end: int
     behind: array[int] = field(default_factory=lambda: array("q"))
+
+
+def no_such_topic(topic: str, known: Iterable[str]) -> str:
+    """The end of a note that there is no message: whether there is no topic of that name, and which one is meant
+    perhaps. Empty if the topic is known."""
+    known = set(known)
+    return "" if topic in known else f": there is no such topic{did_you_mean(topic, known)}"
 
 
 def dispatched_queues(store: MessageStore, topic: str | None, queue_ids: list[int]) -> list[QueueView]:

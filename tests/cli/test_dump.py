@@ -102,6 +102,7 @@ def test_a_queue_that_is_not_there(command, store_path, asked):
     done = command.run("dump", store_path, *asked, "--json")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("cystore: there is no queue ")
+    assert ("there is no such topic" in done.stderr) == ("gamma" in asked)
 
 
 def test_a_queue_without_its_topic_is_wrong_usage(command, store_path):

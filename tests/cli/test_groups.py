@@ -33,6 +33,8 @@ def test_groups_and_lag(command, store_path_with_groups):
     nobody = command.run("lag", path, "nobody")
     assert (nobody.returncode, nobody.stdout) == (1, "")
     assert command.run("lag", path, "no@group").returncode == 2
+    biling = command.run("lag", path, "biling")
+    assert biling.returncode == 1 and "no such group; did you mean billing?" in biling.stderr
 
 
 def test_a_store_without_groups(command, store_path):
@@ -59,7 +61,7 @@ def test_reset_offset_moves_the_group(command, store_path_with_groups):
     missing = command.run("reset-offset", path, "biling", "alpha", "--first")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "no such group: biling; --create begins it" in missing.stderr
-    assert "billing" in missing.stderr
+    assert "did you mean billing?" in missing.stderr
     with cystore.open(path) as store:
         assert "biling" not in store.groups.names()
         command.ok("reset-offset", path, "shipping", "alpha", "--last", "--create")

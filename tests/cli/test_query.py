@@ -35,6 +35,9 @@ def test_nothing_found(command, store_path):
     done = command.run("query", store_path, "beta", "key-8", "--json", *settings(stores.SMALL))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "cystore: no message of topic beta has the key key-8\n"
+    done = command.run("query", store_path, "beat", "key-8")
+    assert done.returncode == 1
+    assert done.stderr.endswith("has the key key-8: there is no such topic; did you mean beta?\n")
 
 
 def test_lines_for_people(command, store_path):

@@ -68,6 +68,17 @@ def test_nothing_there(command, store_path, asked):
     done = command.run("tail", store_path, *asked)
     assert (done.returncode, done.stdout) == (1, "")
     assert "there is no message of topic" in done.stderr
+    assert ("there is no such topic" in done.stderr) == ("gamma" in asked)
+
+
+def test_a_misspelt_topic_is_told_before_it_is_followed(command, store_path):
+    """Seen: it waited without a word."""
+    stores.write(store_path, 3)
+    with command.start("tail", store_path, "alhpa", "-f") as process:
+        told = b"cystore: there is no message of topic alhpa: there is no such topic; did you mean alpha?\n"
+        assert process.stderr.readline() == told
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
 
 
 def test_follows_a_store_in_use(command, store_path):

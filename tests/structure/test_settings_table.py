@@ -7,12 +7,15 @@ import ast
 import dataclasses
 import re
 
+from cystore.celery.results import app_settings
 from cystore.config import _BOUNDS, AGES, StoreConfig
 from tests.structure.sources import files
 from tools import settings_table
 
 # Names that begin alike and are no settings: properties and headers of messages, names of threads and variables.
 NAME = re.compile(r'(?:conf\.get\(\s*|SETTING = |SETTING, \w+ = |HOME = |conf\.)"?(cystore_[a-z_]+)"?')
+
+SPARK = re.compile(r'"(cystore_spark_[a-z]+)"')
 
 
 def test_the_page_is_fresh():
@@ -28,6 +31,9 @@ def test_every_setting_of_the_app_is_in_the_table():
     code = "".join(path.read_text() for path in files(".py", under="cystore/celery"))
     found = set(NAME.findall(code))
     assert found == {name for name, *_ in settings_table.APP}
+    assert found <= app_settings.NAMES
+    spark = {name for name in app_settings.NAMES if name.startswith("cystore_spark_")}
+    assert app_settings.NAMES - found == spark == set(SPARK.findall(code))
 
 
 def test_the_table_says_what_0_and_never_mean():

@@ -36,6 +36,7 @@ from cystore.celery.base.pools import BROKER, claim, may_have_begun, tell_what_w
 from cystore.celery.base.processes import in_pool
 from cystore.celery.stores import moved, opened_at
 from cystore.clock import monotonic_s
+from cystore.errors import did_you_mean
 
 log = logging.getLogger("cystore.celery")
 
@@ -52,7 +53,8 @@ def setting_of(app: Any) -> str:
     """The reaction of a worker when its store is away. Raises ImproperlyConfigured."""
     chosen = app.conf.get(SETTING, EXIT)
     if chosen not in (EXIT, WAIT):
-        raise ImproperlyConfigured(f"{SETTING} must be {EXIT!r} or {WAIT!r}, not {chosen!r}")
+        near = did_you_mean(chosen, (EXIT, WAIT))
+        raise ImproperlyConfigured(f"{SETTING} must be {EXIT!r} or {WAIT!r}, not {chosen!r}{near}")
     return str(chosen)
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from celery import states
 from celery._state import get_current_task
 from celery.canvas import maybe_signature
-from celery.exceptions import ChordError
+from celery.exceptions import ChordError, ImproperlyConfigured
 from celery.result import GroupResult
 from celery.utils.functional import LRUCache, _regen
 from kombu.utils.encoding import ensure_bytes
@@ -60,7 +60,8 @@ log = logging.getLogger("cystore")
 
 RUN = "cystore_run"  # field of a body's signature, beside task, args and options; each part brings it back
 HOLD = "celery_chords"  # the hold on the segments of open chords; one that keeps nothing: all before it have ended
-CLAIM_S = 30  # setting cystore_chord_claim_s: longer than sending a message may take
+CLAIM_SETTING = "cystore_chord_claim_s"
+CLAIM_S = 30  # longer than sending a message may take
 EXPIRES_S = 7 * 24 * 3600  # if neither result_chord_expires nor result_expires is set
 
 
@@ -71,6 +72,14 @@ def expires_ms(app: Any) -> int:
         if seconds:
             return int(seconds * 1000)
     return EXPIRES_S * 1000
+
+
+def claim_s_of(app: Any) -> float:
+    """The setting: how long a claim holds; 0 and None are the default. Raises ImproperlyConfigured."""
+    chosen = app.conf.get(CLAIM_SETTING) or CLAIM_S
+    if isinstance(chosen, bool) or not isinstance(chosen, (int, float)) or not 0 < chosen < float("inf"):
+        raise ImproperlyConfigured(f"{CLAIM_SETTING} must be a number of seconds, not {chosen!r}")
+    return float(chosen)
 
 
 _tables: dict[tuple[str, int], Table] = {}  # by path and epoch: a log may be truncated between two epochs
@@ -259,7 +268,7 @@ class Chords:
             return False
         retaken = run.claim
         token = uuid.uuid4().hex
-        lives_ms = int(float(backend.app.conf.get("cystore_chord_claim_s") or CLAIM_S) * 1000)
+        lives_ms = int(claim_s_of(backend.app) * 1000)
         own = str(homes.own_id(backend))
         # The look behind it must see the claim: an elected master shows it when its members in sync have it.
         flush = None if store.epoch else "async"

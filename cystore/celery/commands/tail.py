@@ -15,6 +15,7 @@ from cystore.celery.base import records
 from cystore.celery.base.events import Event
 from cystore.celery.commands.shared import app_store, command_options, entry_display
 from cystore.celery.history import Transition
+from cystore.operate.command import FOUND_WRONG
 from cystore.operate.exits import INTERRUPTED
 from cystore.operate.output import write_note
 from cystore.operate.wait_for_store import Place
@@ -25,10 +26,13 @@ class _Tail:
     """Writes entries in the order in which they happened; `position` is the place in the log up to which that is
     done."""
 
-    def __init__(self, name: str | None, states: tuple[str, ...], lines: int, as_json: bool) -> None:
-        self._name = name and records.kept_name(name)
+    def __init__(
+        self, ctx: click.Context, name: str | None, states: tuple[str, ...], lines: int, as_json: bool
+    ) -> None:
+        self._ctx, self._name = ctx, name and records.kept_name(name)
         self._states, self._lines, self._as_json = states, lines, as_json
         self.position: int | None = None
+        self.names_nothing = False  # at the first look no task had the name
         self._place = Place()
 
     def look(self, store: MessageStore) -> int:
@@ -37,6 +41,9 @@ class _Tail:
         end, begin = store.wrote_position, None if self.position is None else position
         if begin is None:
             command_options.check_states(store, self._states)
+            if note := app_store.no_such_name(self._ctx, store):
+                self.names_nothing = True
+                write_note(note)
         entries = self._newest(store, end) if begin is None else self._later(store, min(begin, end), end)
         for entry in entries:
             entry_display.write_entry(entry, as_json=self._as_json)
@@ -87,9 +94,11 @@ def command(
 ) -> None:
     """The newest events and results in the order in which they happened, and with -f new ones of any process."""
     location = app_store.location_of(ctx)
-    shown = _Tail(name, states, lines, as_json)
+    shown = _Tail(ctx, name, states, lines, as_json)
     try:
         with app_store.as_command_errors():
             follow_store(Path(location.path), lambda: app_store.reading(location), shown.look, go_on=go_on)
     except KeyboardInterrupt:
         ctx.exit(INTERRUPTED)
+    if shown.names_nothing:
+        ctx.exit(FOUND_WRONG)

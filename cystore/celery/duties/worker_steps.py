@@ -21,11 +21,11 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import Celery, bootsteps
 from celery.apps.worker import Worker as Program
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import ImproperlyConfigured, WorkerShutdown
 from celery.platforms import EX_FAILURE
 from celery.worker import state
 from celery.worker.consumer.events import Events
@@ -40,6 +40,7 @@ from cystore.celery.base.green_timers import STARTED_BEFORE
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.processes import ForkLock, without_collections
 from cystore.celery.base.store_watch import StoreWatch
+from cystore.celery.results import app_settings
 from cystore.celery.results.full_disk import tell_in_one_line
 from cystore.celery.routing.other_homes import reader_of, tell_shown_passwords
 from cystore.system.threads import os_threads
@@ -61,31 +62,28 @@ TURN = ForkLock()
 
 def take_part(worker: Any) -> None:
     """Called before the worker's steps are made. Adds ours. A worker that takes the ticks of installed duties listens
-    to its store's queue. A worker that cannot use its store ends when it starts; one that a program embeds raises
-    ImproperlyConfigured here."""
+    to its store's queue. A worker that cannot use its store ends when it starts, and says why in one line; one that a
+    program embeds raises ImproperlyConfigured here."""
     app = worker.app
-    app.steps["worker"].difference_update((OpeningStep, RefusalStep))
+    app.steps["worker"].difference_update((OpeningStep,))
     stores.worker_begins(app)
     if worker.use_eventloop and isinstance(worker, Program):
         stores.open_later(app)
     try:
         backend = app.backend
+        app_settings.check(app)
     except ImproperlyConfigured as error:
         if not isinstance(worker, Program):
             raise
-        if stores.MAKES_IT in str(error):  # a first start: one line is enough
-            worker.setup_logging()
-            log.critical("%s", error)
-            raise SystemExit(EX_FAILURE) from None
-        _openings[app] = Opening(None, [], ImproperlyConfigured(str(error)))
-        app.steps["worker"].add(RefusalStep)
-        return
+        refuse(worker, str(error))
     if not isinstance(backend, CystoreBackend):
         log.debug("no duties: the result backend is not a store")
         return
     if not stores.is_put_off(backend.location):
         stores.put_off(backend.location, app)  # the app made its backend before it had a worker
     tell_shown_passwords(backend)
+    for line in app_settings.unknown(app):
+        log.warning("%s", line)
     ours: list[type[_Late]] = []
     if backend.location.path:
         tell_in_one_line()
@@ -97,7 +95,9 @@ def take_part(worker: Any) -> None:
             for name in ("celery.worker.strategy", "celery.app.trace"):
                 logging.getLogger(name).addFilter(_no_ticks)
     ours.append(ReplicaStep)
-    opening = _openings[app] = Opening(backend, [step.module for step in ours])
+    opening = _openings[app] = Opening(
+        backend, [step.module for step in ours], is_embedded=not isinstance(worker, Program)
+    )
     app.steps["consumer"].update(ours, [StoreStep] if backend.location.path else [])
     if stores.is_put_off(backend.location):
         app.steps["worker"].add(OpeningStep)
@@ -105,6 +105,14 @@ def take_part(worker: Any) -> None:
             Mingle.requires = (*Mingle.requires, GoStep)  # else Celery may start it later
     else:
         opening.run()
+
+
+def refuse(worker: Any, reason: str) -> NoReturn:
+    """Ends a starting worker with one line in its log. Celery only logs what a handler of its signals raises, and what
+    a step raises with a traceback."""
+    worker.setup_logging()
+    log.critical("%s", reason)
+    raise SystemExit(EX_FAILURE) from None
 
 
 def takes_ticks() -> bool:
@@ -168,17 +176,14 @@ def _little_delay() -> Iterator[None]:
 class Opening:
     """The opening of a worker's store, and the imports that only its main process needs."""
 
-    def __init__(
-        self, backend: CystoreBackend | None, modules: list[str], error: Exception | None = None
-    ) -> None:
-        self._backend, self._modules = backend, modules
+    def __init__(self, backend: CystoreBackend, modules: list[str], *, is_embedded: bool = True) -> None:
+        self._backend: CystoreBackend | None = backend
+        self._modules, self._is_embedded = modules, is_embedded
         self._go, self._wanted, self._done = threading.Event(), threading.Event(), threading.Event()
-        self._error: BaseException | None = error
+        self._error: BaseException | None = None
         self._told = False
         self.has_thread = False
         self.left_out: set[str] = set()  # modules whose steps have nothing to do
-        if error is not None:
-            self._done.set()
 
     def run(self) -> None:
         """Imports and opens, in this thread. Forks of this process wait for that."""
@@ -222,34 +227,28 @@ class Opening:
         self._go.set()
 
     def wait(self) -> None:
-        """Waits for the end of the opening. Raises its error, and Celery's WorkerShutdown if the worker is asked to end
-        meanwhile."""
+        """Waits for the end of the opening. Raises Celery's WorkerShutdown if the worker is asked to end meanwhile, or
+        cannot use its store. A worker that a program embeds gets the error itself."""
         self._go.set()
         self._wanted.set()
         while not self._done.wait(LOOK_S):
             state.maybe_shutdown()
-        if self._error is not None:
-            self._told = True
-            raise self._error
+        if self._error is None:
+            return
+        if isinstance(self._error, ImproperlyConfigured) and not self._is_embedded:
+            self.tell()
+            raise WorkerShutdown(EX_FAILURE)
+        self._told = True
+        raise self._error
 
     def tell(self) -> None:
-        """Logs an error that `wait` never raised, because the worker never reached its broker."""
+        """Logs the error, unless `wait` raised it."""
         if self._error is not None and not self._told:
             self._told = True
             log.critical("%s", self._error)
 
 
 _openings: weakref.WeakKeyDictionary[Celery, Opening] = weakref.WeakKeyDictionary()
-
-
-class RefusalStep(bootsteps.StartStopStep):
-    """A step of a worker that cannot use its store. Celery only logs what a handler of its signals raises."""
-
-    label = "cystore refusal"
-
-    def start(self, parent: Any) -> None:
-        """Ends the worker."""
-        _openings[parent.app].wait()
 
 
 class OpeningStep(bootsteps.StartStopStep):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import ImproperlyConfigured
 
 from cystore.celery.base import events
+from cystore.errors import did_you_mean
 
 if TYPE_CHECKING:
     from cystore import MessageStore
@@ -38,6 +39,7 @@ def kinds_of(conf: Any) -> frozenset[str]:
     if not words or not all(word in (WORKER, WORKFLOW) for word in words):
         raise ImproperlyConfigured(
             f'{SETTING} must be "{WORKER}", "{WORKER},{WORKFLOW}", "{WORKFLOW}" or "{OFF}", not {value!r}'
+            f"{did_you_mean(value, (WORKER, WORKFLOW, OFF))}"
         )
     return frozenset(words)
 

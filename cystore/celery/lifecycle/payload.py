@@ -20,6 +20,7 @@ from celery.exceptions import ImproperlyConfigured
 from kombu.serialization import dumps
 
 from cystore.celery.lifecycle.redaction import Redaction
+from cystore.errors import did_you_mean
 
 SETTING, MESSAGE = "cystore_lifecycle_payload", "message"
 FIELD, LEFT_OUT = "message", "message_left_out"
@@ -34,7 +35,8 @@ def is_wanted(conf: Any) -> bool:
     """Whether messages are kept. Raises ImproperlyConfigured for another value than "message" and none."""
     value = conf.get(SETTING)
     if value not in (None, "", False, MESSAGE):
-        raise ImproperlyConfigured(f'{SETTING} must be "{MESSAGE}", or None, not {value!r}')
+        near = did_you_mean(value, (MESSAGE,))
+        raise ImproperlyConfigured(f'{SETTING} must be "{MESSAGE}", or None, not {value!r}{near}')
     return value == MESSAGE
 
 

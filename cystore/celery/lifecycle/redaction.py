@@ -26,6 +26,7 @@ from celery.utils.log import get_logger
 from celery.utils.saferepr import saferepr
 
 from cystore.celery.lifecycle.hidden_names import HIDDEN, HiddenNames, plain
+from cystore.errors import did_you_mean
 from cystore.value_class import value_class
 
 log = get_logger(__name__)
@@ -214,7 +215,8 @@ def _parameters_of(app: Any) -> Callable[[str], list[inspect.Parameter] | None]:
 def _hides_unknown(conf: Any) -> bool:
     value = conf.get(POSITIONS_SETTING, KNOWN)
     if value not in (KNOWN, ALL):
-        raise ImproperlyConfigured(f'{POSITIONS_SETTING} must be "{KNOWN}" or "{ALL}", not {value!r}')
+        near = did_you_mean(value, (KNOWN, ALL))
+        raise ImproperlyConfigured(f'{POSITIONS_SETTING} must be "{KNOWN}" or "{ALL}", not {value!r}{near}')
     return bool(value == ALL)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore.config import KEPT, LOG_PATHS, StoreConfig
+from cystore.config import KEPT, LOG_PATHS, StoreConfig, value_text
 from cystore.engine.manifest.manifest import Manifest, look, read_facts
 from cystore.engine.manifest.store_settings import POOL_ENABLE, RETENTION, SHAPE, configure, sources
 from cystore.errors import StoreConfigError
@@ -56,7 +56,8 @@ def _run(args: argparse.Namespace) -> int:
     if needed:
         _change_closed(args.path, config, needed)
     if changes or args.resume_cleaning or args.end_archive:
-        with cystore.open(args.path, config=store_config(args, services=())) as store:
+        writing = store_config(args, services=()).replacing(changes)
+        with cystore.open(args.path, config=writing) as store:
             store.configure(**changes)
             if args.end_archive and not store.archive_mark.end():
                 write_note("the store has no archive")
@@ -83,8 +84,8 @@ def _write_settings(before: Settings, settings: Settings, args: argparse.Namespa
             more = {} if before is settings else {"before": old[0]}
             write_line(json.dumps({"name": name, "value": value, "source": source, **more}))
         else:
-            change = "" if settings[name] == old else f", before: {old[0]} ({old[1]})"
-            write_line(f"{name} = {value}  ({source}){change}")
+            change = "" if settings[name] == old else f", before: {value_text(name, old[0])} ({old[1]})"
+            write_line(f"{name} = {value_text(name, value)}  ({source}){change}")
 
 
 def _change_closed(root: Path, config: StoreConfig, changes: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import argparse
 
 import cystore
 from cystore.cli.look.groups import group_name
+from cystore.errors import did_you_mean
 from cystore.operate import facts
 from cystore.operate.command import OK, Command, add_json, store_config, whole_number
 from cystore.operate.output import write_json, write_table
@@ -37,9 +38,10 @@ def _run(args: argparse.Namespace) -> int:
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
         before = store.groups.offsets(args.group)
         if not before and not args.create:
-            known = ", ".join(store.groups.names()) or "none"
+            known = store.groups.names()
             raise cystore.StoreConfigError(
-                f"no such group: {args.group}; --create begins it. The store's groups: {known}",
+                f"no such group: {args.group}; --create begins it. The store's groups: {', '.join(known) or 'none'}"
+                f"{did_you_mean(args.group, known)}",
                 path=args.path,
             )
         moved = store.groups.reset(

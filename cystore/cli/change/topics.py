@@ -19,6 +19,7 @@ from cystore.operate.command import (
 )
 from cystore.operate.output import write_json, write_line, write_table
 from cystore.operate.progress import progress
+from cystore.operate.queue_messages import no_such_topic
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -54,7 +55,7 @@ def _delete(args: argparse.Namespace) -> int:
             elif done.queues:
                 write_line(f"{topic}: deleted {done.queues} queues with {done.messages} messages")
             else:
-                write_line(f"{topic}: there is no such topic")
+                write_line(f"{topic}{no_such_topic(topic, set(store.topics()) - {topic})}")
     return FOUND_WRONG if missing else OK
 
 

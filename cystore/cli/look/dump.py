@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from itertools import islice
 
 import cystore
@@ -28,6 +29,7 @@ from cystore.operate.progress import progress
 from cystore.operate.queue_messages import (
     DAMAGE_LINES,
     DamageCount,
+    no_such_topic,
     queue_messages,
     report_stepped_over,
     whole_queues,
@@ -59,8 +61,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.topic is None:  # a message in light queues is written once, with the fields of its own queue
             queues = [queue for queue in queues if not queue.topic.startswith(LMQ_PREFIX)]
         if not queues and args.topic is not None:
-            write_note(f"there is no queue {args.topic}" + ("" if args.queue is None else f"/{args.queue}"))
-            return FOUND_WRONG
+            return _no_queue(args, store.topics())
         total = sum(max(0, queue.end - max(args.begin, queue.begin)) + len(queue.behind) for queue in queues)
         total = total if args.count is None else min(total, args.count)
         found = (
@@ -79,10 +80,18 @@ def _run(args: argparse.Namespace) -> int:
     return FOUND_WRONG if damage.count else OK
 
 
+def _no_queue(args: argparse.Namespace, topics: Iterable[str]) -> int:
+    queue = "" if args.queue is None else f"/{args.queue}"
+    write_note(f"there is no queue {args.topic}{queue}{no_such_topic(args.topic, topics)}")
+    return FOUND_WRONG
+
+
 def _dump_ledger(args: argparse.Namespace, source: Source) -> int:
     damage: list[Bad] = []
+    queues: set[tuple[str, int]] = set()
 
     def chosen(queue: tuple[str, int]) -> bool:
+        queues.add(queue)
         return args.topic in (None, queue[0]) and args.queue in (None, queue[1])
 
     found = messages(source, chosen, args.begin, damage.append)
@@ -93,6 +102,8 @@ def _dump_ledger(args: argparse.Namespace, source: Source) -> int:
         write_note(f"bytes {bad.begin}..{bad.end} of the log are damaged, and left out: {bad.reason}")
     if len(damage) > DAMAGE_LINES:
         write_note(f"{len(damage)} ranges of the log are damaged; `cystore verify` lists all damage")
+    if args.topic is not None and not any(map(chosen, set(queues))):
+        return _no_queue(args, {topic for topic, _ in queues})
     return FOUND_WRONG if damage else OK
 
 

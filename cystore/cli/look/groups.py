@@ -8,7 +8,7 @@ from typing import Any
 import cystore
 from cystore import MessageStore
 from cystore.consumers.names import checked_group
-from cystore.errors import StoreConfigError
+from cystore.errors import StoreConfigError, did_you_mean
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, reading_config
 from cystore.operate.output import write_json, write_note, write_table
 from cystore.operate.progress import progress
@@ -73,7 +73,7 @@ def _lag_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _lag(args: argparse.Namespace) -> int:
     with _opened(args) as store:
-        rows = store.groups.lag(args.group)
+        rows, known = store.groups.lag(args.group), store.groups.names()
     if args.json:
         for row in rows:
             write_json(row._asdict())
@@ -83,7 +83,7 @@ def _lag(args: argparse.Namespace) -> int:
             rows,
         )
     if not rows:
-        write_note(f"the group {args.group} has no offset")
+        write_note(f"the group {args.group} has no offset: no such group{did_you_mean(args.group, known)}")
         return FOUND_WRONG
     return OK
 

@@ -17,6 +17,7 @@ from cystore.operate.command import (
 )
 from cystore.operate.output import write_message, write_note
 from cystore.operate.progress import progress
+from cystore.operate.queue_messages import no_such_topic
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +38,10 @@ def _run(args: argparse.Namespace) -> int:
         found = store.query(args.topic, args.key, limit, begin_ms=args.begin_ms, end_ms=args.end_ms)
         for message in found:
             write_message(message, as_json=args.json, body=args.body)
-    if not found:
-        write_note(f"no message of topic {args.topic} has the key {args.key}")
-        return FOUND_WRONG
+        if not found:
+            why = no_such_topic(args.topic, store.topics())
+            write_note(f"no message of topic {args.topic} has the key {args.key}{why}")
+            return FOUND_WRONG
     return OK
 
 

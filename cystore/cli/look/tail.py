@@ -31,6 +31,7 @@ from cystore.operate.queue_messages import (
     QueueView,
     dispatched_queues,
     has_queue_entry,
+    no_such_topic,
     queue_messages,
     sees_in_queue,
 )
@@ -67,6 +68,9 @@ class _Tail:
         self.position = self._place.position_in(store, self.position)
         if self.found is None:
             self.found = self.newest(store)
+            if not self.found:
+                topic = self._args.topic
+                write_note(f"there is no message of topic {topic}{no_such_topic(topic, store.topics())}")
         else:
             self.later(store)
         return self.position
@@ -156,10 +160,7 @@ def _run(args: argparse.Namespace) -> int:
     tail = _Tail(args)
     config = reading_config(args)
     follow(args.path, lambda: _opened(args, config), tail.look, go_on=args.follow)
-    if not tail.found:
-        write_note(f"there is no message of topic {args.topic}")
-        return FOUND_WRONG
-    return OK
+    return OK if tail.found else FOUND_WRONG
 
 
 COMMAND = Command(

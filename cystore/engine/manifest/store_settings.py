@@ -15,7 +15,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from cystore.config import DEFAULTS, EXT_UNIT_FIXED_BYTES, KEPT, LOG_PATHS, StoreConfig
+from cystore.config import DEFAULTS, EXT_UNIT_FIXED_BYTES, KEPT, LOG_PATHS, StoreConfig, value_text
 from cystore.engine.files.log_folders import check_new_folders
 from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.errors import StoreConfigError, StoreFormatError
@@ -201,19 +201,19 @@ def _tell_of_ignored(manifest: Manifest, config: StoreConfig) -> None:
     settings = manifest.snapshot().settings
     policy = config.but(**{name: settings[name] for name in KEPT if name in settings})
     for name in KEPT:
-        if not getattr(policy, name):
+        if not getattr(policy, name) and not config.is_replaced(name):
             log.warning("%s: %s", manifest.root, policy.meaning(name))
     for name in RETENTION:
         given = getattr(config, name)
-        if config.gives(name) and settings.get(name, given) != given:
+        if config.gives(name) and settings.get(name, given) != given and not config.is_replaced(name):
             log.warning(
-                "%s: the store has %r; the %r that this process gives is ignored (`cystore config PATH --set "
+                "%s: the store has %s; the %s that this process gives is ignored (`cystore config PATH --set "
                 "%s=%s` changes it for all)",
                 name,
-                settings[name],
-                given,
+                value_text(name, settings[name]),
+                value_text(name, given),
                 name,
-                given,
+                value_text(name, given),
             )
 
 

@@ -52,6 +52,18 @@ def test_a_state_that_no_task_can_have(backend, run, name):
     assert all(state in said for state in (*events.KINDS, *states.ALL_STATES))
 
 
+@pytest.mark.parametrize("name", ["history", "tail", "failures", "top", "slow", "unfinished", "find"])
+def test_a_name_that_no_task_has(backend, run, name):
+    """Seen: "nothing meets these conditions", and `tail` without a word, as if it were a question of time."""
+    write(backend.store, runs(20))
+    more = ("--args", "x") if name == "find" else ()
+    done = run(name, "--name", "app.taks0", *more, code=1)
+    assert done.stdout == ""
+    *more, told = done.stderr.splitlines()
+    assert "no task has the name 'app.taks0'; did you mean app.task0" in told
+    assert len(more) == (name == "unfinished")  # that says which age it means, too
+
+
 def test_a_store_whose_files_another_program_made(url, run, request):
     """Seen: the commands refused the lengths of its files, which the app's processes keep."""
     lengths = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 20_000}

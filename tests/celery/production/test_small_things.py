@@ -16,6 +16,7 @@ from celery.exceptions import ImproperlyConfigured
 
 import cystore
 from cystore.celery.lifecycle.redaction import HIDDEN
+from cystore.celery.results import app_settings
 from cystore.clock import now_ms
 from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, Worker, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready
@@ -203,6 +204,75 @@ def test_a_worker_before_its_store_exists_says_so_in_one_line(tmp_path, command)
     told = worker.log.read_text()
     assert [HOW in line for line in told.splitlines() if "CRITICAL" in line] == [True]
     assert "Traceback" not in told and "create=true" not in told
+
+
+# ------------------------------------------------------------------------------------------- misspelt settings
+
+MISSPELT = {
+    "an option": ("cystore://{}?flsh=sync", {}, "there is no option 'flsh'; did you mean flush? (options are flush, "),
+    "an option's value": ("cystore://{}?flush=sycn", {}, "flush_disk_type must be one of async, sync, not 'sycn'; did"),
+    "a setting's value": (
+        "cystore://{}", {"cystore_store_away": "wat"}, "must be 'exit' or 'wait', not 'wat'; did you mean wait?",
+    ),
+    "a setting that is read late": (
+        "cystore://{}", {"cystore_send_without_store": "perhaps"}, "must be True or False, not 'perhaps'",
+    ),
+    "a setting of the log": (
+        "cystore://{}", {"cystore_lifecycle_light_queues": "of"}, '"workflow" or "off", not \'of\'; did you mean off?',
+    ),
+    "the scheme": ("cystor://{}", {}, "there is no backend 'cystor'; did you mean cystore?"),
+}  # fmt: skip
+
+
+def test_a_time_for_claims_that_makes_no_sense(tmp_path):
+    app = Celery("web", broker="memory://", backend=f"cystore://{tmp_path}/s", set_as_current=False)
+    app.conf.cystore_chord_claim_s = "30 s"
+    with pytest.raises(
+        ImproperlyConfigured, match="cystore_chord_claim_s must be a number of seconds, not '30 s'"
+    ):
+        app_settings.check(app)
+
+
+@pytest.mark.parametrize("what", MISSPELT)
+def test_a_worker_with_a_misspelt_setting_says_so_in_one_line(tmp_path, what):
+    """Seen: a traceback of forty lines, and no word of what is spelt nearly so."""
+    backend, settings, told = MISSPELT[what]
+    environment = {
+        work.BROKER: "memory://", work.BACKEND: backend.format(tmp_path / "store"), work.SETTINGS: json.dumps(settings),
+    }  # fmt: skip
+    worker = Worker(tmp_path / "log", "--concurrency=1", **environment)
+    assert worker.process.wait(PATIENCE_S) == 1
+    log = worker.log.read_text()
+    assert [told in line for line in log.splitlines() if "CRITICAL" in line] == [True], log
+    assert "Traceback" not in log and "ready." not in log
+
+
+UNKNOWN = (
+    "the setting cystore_lifecyle_redact has no effect: there is no cystore_lifecyle_redact; did you mean"
+)
+
+
+def test_an_unknown_setting_is_told_once_by_worker_and_commands(tmp_path):
+    """Celery takes any name. Seen: the misspelt one hid nothing, and nobody knew."""
+    with fleet_in(tmp_path, cystore_lifecyle_redact=["password"], cystore_wat=1, cystore_home=None) as fleet:
+        worker = fleet.start("--concurrency=1")
+        ready(worker)
+        log = worker.log.read_text()
+        assert log.count("has no effect") == 2
+        assert log.count(f"{UNKNOWN} cystore_lifecycle_redact") == 1
+        done = run_in(fleet, "celery", "-A", "tests.support.celery.work", "cystore", "status")
+        assert done.stderr.count("has no effect") == 2 and done.stderr.count(UNKNOWN) == 1
+        worker.stop()
+
+
+def test_an_unknown_setting_in_a_namespace_is_told(tmp_path):
+    """As Django has them."""
+    app = Celery("web", broker="memory://", backend=f"cystore://{tmp_path}/s", set_as_current=False)
+    given = {"CELERY_CYSTORE_LIFECYLE": False, "CELERY_CYSTORE_READ_SERVICE": False, "CYSTORE_OF_OTHERS": 1}
+    app.config_from_object(given, namespace="CELERY")
+    (line,) = app_settings.unknown(app)
+    assert "CELERY_CYSTORE_LIFECYLE" in line and "did you mean cystore_lifecycle" in line
+    assert not list(app_settings.unknown(app))
 
 
 def test_commands_before_the_store_exists(fleet):

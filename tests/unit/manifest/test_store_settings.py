@@ -107,10 +107,19 @@ def test_for_ever_has_one_spelling_everywhere(tmp_path, monkeypatch, capsys, nam
     capsys.readouterr()
     assert main(["config", path, "--set", f"{name}={never}"]) == 0
     said = capsys.readouterr()
-    assert said.out == f"{name} = {forever_h}  (store)\n"
+    assert said.out == f"{name} = never  (store)\n"
     assert "do not expire by age (never)" in said.err
+    assert main(["config", path]) == 0
+    assert f"{name} = never  (store)" in capsys.readouterr().out
+    assert main(["config", path, "--set", f"{name}=24"]) == 0
+    assert capsys.readouterr().out == f"{name} = 24  (store), before: never (store)\n"
+    assert main(["config", path, "--set", f"{name}=evr"]) == 2
+    assert (
+        "must be a whole number, or -1 or never for ever, not 'evr'; did you mean never?"
+        in capsys.readouterr().err
+    )
     for wrong in (-2, "ever", True, "-1 ", None):
-        with pytest.raises(cystore.StoreConfigError, match=name):
+        with pytest.raises(cystore.StoreConfigError, match=f"{name} must be .*or -1 or never for ever, not"):
             cystore.StoreConfig(**{name: wrong})
 
 
@@ -139,6 +148,27 @@ def test_zero_is_said_where_it_is_set_and_where_the_store_is_opened_and_cleaned(
     caplog.clear()
     open_small(path).close()
     assert line not in caplog.text
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_config_says_nothing_of_the_value_that_it_replaces(tmp_path, monkeypatch, is_open):
+    """Seen: 0 was replaced by 24, and the command warned that each clean removes everything."""
+    path = tmp_path / "s"
+    store = open_small(path)
+    store.configure(file_reserved_time_h=0, delete_when="03")
+    if not is_open:
+        store.close()
+    monkeypatch.setenv("CYSTORE_DELETE_WHEN", "05")
+    changes = ("--set", "file_reserved_time_h=24", "--set", "delete_when=05")
+    done = subprocess.run(
+        [sys.executable, "-m", "cystore", "config", path, *changes],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert "file_reserved_time_h = 24  (store), before: 0 (store)" in done.stdout
+    store.close()
 
 
 def test_config_refuses_what_it_cannot_change(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,10 +13,12 @@ from celery.exceptions import ImproperlyConfigured
 
 import cystore
 from cystore import Message, MessageStore, StoreConfig, StoreConfigError, StoreError, StoreFormatError
-from cystore.celery import replicas
+from cystore.celery import history, replicas
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base.reading import Source, Stores
+from cystore.celery.results import app_settings
 from cystore.celery.stores import EXAMPLE, MAKES_IT, Location, is_missing
+from cystore.errors import did_you_mean
 from cystore.operate.command import FAILED, FOUND_WRONG, for_reading
 from cystore.operate.exits import hint
 from cystore.operate.output import one_line, time_text, write_note
@@ -39,6 +42,8 @@ def _backend_of(ctx: click.Context) -> CystoreBackend:
         backend = ctx.obj.app.backend
     except ImproperlyConfigured as error:
         raise CommandError(str(error)) from error
+    for line in app_settings.unknown(ctx.obj.app):
+        write_note(line)
     if not isinstance(backend, CystoreBackend):
         raise CommandError(
             f"the app's result_backend is {backend.as_uri()}: these commands need {EXAMPLE}; name the app with "
@@ -149,7 +154,20 @@ def is_valid(ctx: click.Context) -> Callable[[Message], bool]:
     return _backend_of(ctx).expiry.is_valid
 
 
-def nothing_found(ctx: click.Context, what: str) -> NoReturn:
-    """Ends the command with a note and exit code 1."""
-    write_note(what)
+NAMES_FROM = 10_000  # newest events
+
+
+def nothing_found(ctx: click.Context, store: Source, what: str) -> NoReturn:
+    """Ends the command with a note and exit code 1. The note says so if no task has the name of the option --name."""
+    write_note(no_such_name(ctx, store) or what)
     ctx.exit(FOUND_WRONG)
+
+
+def no_such_name(ctx: click.Context, store: Source) -> str:
+    """A line for people if the store has no task of the name that the option --name gives. Similar names are those of
+    the app and of the newest events."""
+    name = ctx.params.get("name")
+    if name is None or any(True for _ in islice(history.entries(store, name=name), 1)):
+        return ""
+    known = {entry.name for entry in islice(history.events(store), NAMES_FROM) if entry.name}
+    return one_line(f"no task has the name {name!r}{did_you_mean(name, known | set(ctx.obj.app.tasks))}")

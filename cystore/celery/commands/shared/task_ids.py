@@ -27,7 +27,7 @@ def known_life(ctx: click.Context, store: Source, given: str) -> Life:
         task_id = _only_one(store, given, "", "task")
         life = None if task_id is None else life_of(store, task_id, is_valid)
     if life is None:
-        app_store.nothing_found(ctx, f"the store knows no task {given!r}")
+        app_store.nothing_found(ctx, store, f"the store knows no task {given!r}")
     return life
 
 
@@ -51,7 +51,7 @@ def _known(ctx: click.Context, store: Source, given: str, prefix: str, what: str
         return given
     known = _only_one(store, given, prefix, what)
     if known is None:
-        app_store.nothing_found(ctx, f"the store knows no {what} {given!r}")
+        app_store.nothing_found(ctx, store, f"the store knows no {what} {given!r}")
     return known
 
 

@@ -57,5 +57,5 @@ def command(
         for entry in islice(entries, limit or None):
             found = True
             entry_display.write_entry(entry, as_json=as_json, with_traceback=with_traceback, full=full)
-    if not found:
-        app_store.nothing_found(ctx, "no failures")
+        if not found:
+            app_store.nothing_found(ctx, store, "no failures")

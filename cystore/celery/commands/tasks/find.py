@@ -51,8 +51,8 @@ def command(
         ):
             found = True
             _write(life, as_json)
-    if not found:
-        app_store.nothing_found(ctx, "no task contains that text")
+        if not found:
+            app_store.nothing_found(ctx, store, "no task contains that text")
 
 
 def _write(life: Life, as_json: bool) -> None:

@@ -79,5 +79,5 @@ def command(
             )
         if explained is not None and found:
             task_display.write_causes(explained.causes, as_json=as_json)
-    if not found:
-        app_store.nothing_found(ctx, "nothing meets these conditions")
+        if not found:
+            app_store.nothing_found(ctx, store, "nothing meets these conditions")

@@ -42,8 +42,8 @@ def command(
         )
         newest_first = task_display.watched(store, found, lines_follow=False)
         slowest = searches.slowest(store, newest_first, sort, limit, by_name=each_name)
-    if not slowest:
-        app_store.nothing_found(ctx, "the lifecycle log has no run")
+        if not slowest:
+            app_store.nothing_found(ctx, store, "the lifecycle log has no run")
     if not as_json:
         _table(sort, slowest)
         return

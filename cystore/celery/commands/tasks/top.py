@@ -62,6 +62,8 @@ def command(
     """Task names with their runs, failures, retries, and the runtimes of 50, 95 and 99 % of them (within 1 %)."""
     with app_store.reading_homes(ctx, all_homes) as store:
         found = statistics.by_name(store, name=name, begin_ms=begin_ms, end_ms=end_ms)
+        if not found:
+            app_store.nothing_found(ctx, store, "the lifecycle log has no ended task")
     found.sort(key=ORDERS[sort], reverse=True)
     shown = found[: limit or None]
     if as_json:
@@ -70,5 +72,3 @@ def command(
     else:
         head = ("task", "runs", "failed", "rate", "retried", *(f"p{percent}" for percent in PERCENTILES))
         write_table(head, [_row(one) for one in shown])
-    if not shown:
-        app_store.nothing_found(ctx, "the lifecycle log has no ended task")

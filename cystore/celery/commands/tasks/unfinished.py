@@ -74,10 +74,10 @@ def command(
             _write(life, now, as_json)
             if limit and found == limit:
                 break
-    if elsewhere:
-        write_note(f"{elsewhere} more tasks have their results in other stores: ask there")
-    if not found:
-        app_store.nothing_found(ctx, "no unfinished task of that age")
+        if elsewhere:
+            write_note(f"{elsewhere} more tasks have their results in other stores: ask there")
+        if not found:
+            app_store.nothing_found(ctx, store, "no unfinished task of that age")
 
 
 def _say_what_counts(now: int, age_ms: int) -> None:
