@@ -20,6 +20,9 @@ PAUSE_MAX_S = 60.0
 LEAST_WAIT = 0.1  # of the interval, after a turn that took longer than it
 
 
+_moves: dict[str, Trouble] = {}  # by path: one line for all services of a process
+
+
 class ServiceThread:
     """Calls `run_once` until `stop`: at once while there is more, else after a wait. The interval counts from the
     beginning of a turn to the beginning of the next one, so a slow disk does not make it longer. A thread always waits
@@ -98,8 +101,10 @@ class ServiceThread:
                 return
             except StoreError as error:
                 # The first time it may be the end of a program that removed its store: the close tells that.
-                if has_moved or not isinstance(error, StoreMovedError):
+                if not isinstance(error, StoreMovedError):
                     trouble.tell(log, logging.ERROR, error, self._name)
+                elif has_moved:
+                    _moves.setdefault(str(error.path), Trouble()).tell(log, logging.ERROR, error, self._name)
                 has_moved = isinstance(error, StoreMovedError)
                 self._stopping.wait(ERROR_INTERVAL_S if callable(self._interval_s) else self._interval_s)
             except Exception:

@@ -86,7 +86,7 @@ def take_part(worker: Any) -> None:
         log.warning("%s", line)
     ours: list[type[_Late]] = []
     if backend.location.path:
-        tell_in_one_line()
+        tell_in_one_line(backend.location.path)
         ours.append(ReadStep)
         if app.conf.get(METRICS_SETTING):
             ours.append(MetricsStep)

@@ -1,4 +1,5 @@
-"""A worker's log while the disk is full and its store takes no records: one line, and one more a minute.
+"""A worker's log while its store takes no records. A full disk gives one line, and one more a minute; a store that was
+moved gives the one line of `store_watch`.
 
 Celery reports each failed state with two tracebacks, one in the pool process and one in the worker's main process. The
 lifecycle log adds its own. All have the same content, so the worker's main process reports it once for all. A task that
@@ -10,18 +11,33 @@ from __future__ import annotations
 import logging
 import warnings
 
-from cystore import StoreFullError
+from cystore import StoreFullError, StoreMovedError
 from cystore.celery.base.processes import in_pool
 from cystore.clock import monotonic_s
 
 TOLD_AGAIN_S = 60.0
+LIFECYCLE = "cystore.celery.lifecycle.recorder"
 # billiard's ("Pool callback raised exception"), those of the other pools, and the lifecycle log's.
 LOGGERS = (
     "multiprocessing",
     "celery.concurrency.thread",
     "celery.worker.request",
-    "cystore.celery.lifecycle.recorder",
+    LIFECYCLE,
 )
+
+
+class NoMoves(logging.Filter):
+    """Drops what services and the lifecycle log say of a worker's store that was moved, in each process: the step that
+    watches the store tells it once."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        words = record.args if isinstance(record.args, tuple) else ()
+        return not any(isinstance(one, StoreMovedError) and str(one.path) == self._path for one in words)
 
 
 class OneLine(logging.Filter):
@@ -49,8 +65,11 @@ class OneLine(logging.Filter):
         return True
 
 
-def tell_in_one_line() -> None:
-    """Called in a starting worker; the pool processes that it forks inherit it."""
+def tell_in_one_line(path: str) -> None:
+    """Called in a starting worker with the path of its store; the pool processes that it forks inherit it."""
+    no_moves = NoMoves(path)
+    for name in ("cystore", LIFECYCLE):
+        logging.getLogger(name).addFilter(no_moves)
     one_line = OneLine()
     for name in LOGGERS:
         logging.getLogger(name).addFilter(one_line)

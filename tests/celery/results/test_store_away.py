@@ -113,6 +113,8 @@ def test_a_worker_that_waits_goes_on_when_its_store_is_back(tmp_path, pool):
         wait_until(lambda: "takes tasks again" in worker.log.read_text(), "the worker continues")
         assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3
         wait_until(lambda: waiting(fleet) == 0, "nothing is left")
+        # Seen: each service of each process gave the same advice, nine times.
+        assert worker.log.read_text().count("was moved, deleted or replaced") == 1
 
 
 def test_a_worker_that_waits_goes_on_with_a_restored_backup(tmp_path):
