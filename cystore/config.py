@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from cystore.errors import StoreConfigError, did_you_mean, shown
 from cystore.layout import CONSTANTS
+from cystore.system.links import real_path
 from cystore.value_class import value_class
 
 SERVICE_NAMES = ("flush", "allocate", "reput", "schedule", "clean", "compact", "ha")
@@ -338,9 +339,10 @@ class StoreConfig(_Given):
         """``NAME=VALUE`` from a command line as (name, typed value)."""
         name, equals, value = text.partition("=")
         name = name.strip()
-        if not equals or name not in _types():
+        if name not in _types():
             cls.from_mapping({name: value})
-            raise StoreConfigError(f"{text!r} is not NAME=VALUE")
+        if not equals:
+            raise StoreConfigError(f"{text!r} has no value: write {name}=VALUE")
         kind = _types()[name]
         if kind is bool:
             words = {
@@ -385,9 +387,11 @@ def _log_path(name: str, path: str) -> str:
 
 
 def toml_settings(path: Path | str) -> dict[str, Any]:
-    """The settings in a TOML file, unchecked. Raises StoreConfigError for a file that cannot be read."""
+    """The settings in a TOML file, unchecked. Raises StoreConfigError for a file that cannot be read, and
+    StorePermissionError for a link of another user."""
     import tomllib
 
+    path = real_path(path)  # no other user may choose the settings
     try:
         with open(path, "rb") as file:
             data = tomllib.load(file)

@@ -147,7 +147,8 @@ STORE: dict[str, str] = {
     "min_in_sync_replicas": "elected: replicated puts need this number of members in sync, the master included",
     "ha_truncate_diverged": "slave: if its log differs from its master's, cut it at the last common record",
     "read_unconfirmed": "elected: reads also show what a failover may take back",
-    "services": "services that this process runs in threads",
+    "services": "services that this process runs in threads, with commas; `all`; `none`: no thread, as in "
+    "`cystore:///path?services=none`",
 }
 
 # Name, default, unit, meaning. A test looks for all `cystore_` settings of the code.

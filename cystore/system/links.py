@@ -13,7 +13,7 @@ LINKS_MAX = 40  # as the kernel
 
 def real_path(path: str | os.PathLike[str]) -> Path:
     """The place that a path leads to, with every link resolved: the only function of cystore that follows links to a
-    store, its secrets, and folders beside it. A part that is missing stays as it is.
+    store, its secrets, certificates and settings, and folders beside it. A part that is missing stays as it is.
 
     Raises StorePermissionError for a link that belongs neither to this user nor to root: its owner could lead the path
     to another place at any time. In a folder like /tmp everybody can make such a link. Raises ValueError for a path

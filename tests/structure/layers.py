@@ -19,6 +19,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.errors", "the errors that users catch"),
     ("cystore.layout", "every stored or shared byte, as data"),
     ("cystore.value_class", "dataclasses that an import makes quickly"),
+    ("cystore.system.links", "links on the way to a store or a file of settings"),
     ("cystore.config", "the settings of a store"),
     ("cystore.config_sources", "settings from the environment and from a TOML file"),
     ("cystore.results", "what reads return"),

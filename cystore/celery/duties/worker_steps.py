@@ -72,7 +72,7 @@ def take_part(worker: Any) -> None:
     try:
         backend = app.backend
         app_settings.check(app)
-    except ImproperlyConfigured as error:
+    except (ImproperlyConfigured, StoreError) as error:
         if not isinstance(worker, Program):
             raise
         refuse(worker, str(error))

@@ -24,7 +24,7 @@ from cystore.engine.inspect.control_words import read_words
 from cystore.errors import StoreLockedError
 from cystore.operate import facts
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json
-from cystore.operate.output import one_line, write_json, write_line, write_table
+from cystore.operate.output import one_line, write_json, write_line, write_note, write_table
 from cystore.system.threads import os_threads
 
 LOOK_S = 0.2
@@ -153,13 +153,17 @@ def _run(args: argparse.Namespace) -> int:
             "one process has the store exclusively, and cannot be asked: end it", path=args.path
         )
     if args.cancel:
-        if state.name == "live":
+        head = read_head(args.path) if state.name == "live" else None
+        stands = head is not None and head.handover
+        if stands:
             ask_to_leave(args.path, asked=False)
         if args.json:
             write_json(_found(args.path, set(), _generation(args.path)))
-        else:
+        elif stands:
             write_line(f"{one_line(str(args.path))}: the request is cancelled")
-        return OK
+        if not stands:
+            write_note(f"{args.path}: there is no request to cancel")
+        return OK if stands else FOUND_WRONG
     found = _ask(args) if state.name == "live" else _found(args.path, set(), None)
     if args.json:
         write_json(found)
@@ -177,7 +181,7 @@ COMMAND = Command(
         "tasks, give unstarted ones back to the broker, finish the running ones and exit; other programs\n"
         "ask store.asked_to_leave() and close the store by themselves. Processes that come later stay. The "
         "request ends with --wait.\n"
-        "Exit code 1: a process that was asked is still attached; it is shown."
+        "Exit code 1: a process that was asked is still attached; it is shown. With --cancel: there was no request."
     ),
     examples=(
         "cystore handover /var/lib/app/store",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cystore.operate.command import OK, Command, count, path_argument, reading_config
+from cystore.operate.command import OK, Command, count, reading_config, store_path
 
 PORT_MOST = 65_535
 
@@ -39,8 +39,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-actions", metavar="APP",
         help="let clients with the token rerun, revoke and cancel tasks of this Celery app (module or module:name)",
     )  # fmt: skip
-    parser.add_argument("--certificate", metavar="FILE", type=path_argument, help="serve TLS with it")
-    parser.add_argument("--key", metavar="FILE", type=path_argument, help="the key of the certificate")
+    parser.add_argument("--certificate", metavar="FILE", type=store_path, help="serve TLS with it")
+    parser.add_argument("--key", metavar="FILE", type=store_path, help="the key of the certificate")
 
 
 def _run(args: argparse.Namespace) -> int:

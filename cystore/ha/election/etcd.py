@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cystore.config import StoreConfig
 from cystore.errors import ElectionError, StoreConfigError
 from cystore.ha.link.address import endpoints_of
+from cystore.system.links import real_path
 
 if TYPE_CHECKING:
     from etcd3gw.client import Etcd3Client
@@ -41,14 +42,17 @@ class Etcd:
                 from etcd3gw.client import Etcd3Client
         except ImportError as error:
             raise StoreConfigError("an elected store needs etcd3gw: pip install 'cystore[ha]'") from error
+        # No other user may choose whom this process believes, or who it says that it is.
+        names = (config.ha_etcd_ca_file, config.ha_etcd_key_file, config.ha_etcd_certificate_file)
+        authority, key, certificate = (str(real_path(name)) if name else None for name in names)
         self._clients: list[Etcd3Client] = [
             Etcd3Client(
                 host,
                 port,
                 scheme,
-                config.ha_etcd_ca_file or None,
-                config.ha_etcd_key_file or None,
-                config.ha_etcd_certificate_file or None,
+                authority,
+                key,
+                certificate,
                 timeout_s,
                 API,
             )

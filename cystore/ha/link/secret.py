@@ -9,7 +9,7 @@ import socket
 import ssl
 
 from cystore.config import StoreConfig
-from cystore.errors import ReplicationError, StoreConfigError
+from cystore.errors import ReplicationError, StoreConfigError, StoreError
 from cystore.ha.link.sockets import is_loopback, ours
 from cystore.system import files
 from cystore.system.links import real_path
@@ -44,12 +44,17 @@ def read_secret(config: StoreConfig) -> Secret | None:
 
 def secret_in(file: str | os.PathLike[str], setting: str, least: int = SECRET_BYTES_MIN) -> bytes:
     """The content of a file that a setting names, without white space around it. Raises StoreConfigError if other users
-    may read the file, or if it has less than `least` bytes."""
-    path = real_path(file)  # no other user may choose the secret
-    with files.translated(path):
-        found = path.stat()
-        fits = found.st_size <= SECRET_BYTES_MAX + 1
-        secret = files.read_all(path, most=SECRET_BYTES_MAX + 1).strip() if fits else b""
+    may read the file, or if it has less than `least` bytes; StoreError if it cannot be read."""
+    try:
+        path = real_path(file)  # no other user may choose the secret
+        with files.translated(path):
+            found = path.stat()
+            fits = found.st_size <= SECRET_BYTES_MAX + 1
+            secret = files.read_all(path, most=SECRET_BYTES_MAX + 1).strip() if fits else b""
+    except StoreError as error:
+        named = type(error)(f"{setting} names a file that cannot be read: {error}")
+        named.path = error.path
+        raise named from error
     if found.st_mode & 0o077:
         raise StoreConfigError(f"other users may read {setting}: chmod 600", path=path)
     if not fits or not least <= len(secret) <= SECRET_BYTES_MAX:

@@ -131,6 +131,10 @@ def test_a_request_can_be_taken_back(tmp_path):
         process.do("store.put('T', b'still works')")
         subprocess.run([*command, "--cancel"], check=True)
         assert process.do("store.asked_to_leave()") is False
+        for _ in range(2):  # in use, and closed
+            again = subprocess.run([*command, "--cancel"], capture_output=True, text=True, check=False)
+            assert again.returncode == 1 and "there is no request to cancel" in again.stderr
+            process.do("store.close()")
 
 
 def first_line(fleet: Fleet, command: str) -> str:

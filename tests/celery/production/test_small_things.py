@@ -247,6 +247,16 @@ def test_a_worker_with_a_misspelt_setting_says_so_in_one_line(tmp_path, what):
     assert "Traceback" not in log and "ready." not in log
 
 
+def test_a_url_can_ask_for_no_services(tmp_path):
+    app = Celery(
+        "web", broker="memory://", backend=f"cystore://{tmp_path}/s?services=none", set_as_current=False
+    )
+    assert app.backend.store.config.services == ()
+    app.close()
+    with pytest.raises(ImproperlyConfigured, match="or 'all' or 'none'"):
+        _ = Celery(backend=f"cystore://{tmp_path}/s?services=", set_as_current=False).backend
+
+
 UNKNOWN = (
     "the setting cystore_lifecyle_redact has no effect: there is no cystore_lifecyle_redact; did you mean"
 )

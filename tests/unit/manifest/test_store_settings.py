@@ -176,6 +176,9 @@ def test_config_refuses_what_it_cannot_change(tmp_path, capsys):
     open_small(path).close()
     assert main(["config", path, "--set", "message_index_enable=false"]) == 2
     assert main(["config", path, "--set", "delete_when=99"]) == 2
+    capsys.readouterr()
+    assert main(["config", path, "--set", "file_reserved_time_h"]) == 2
+    assert "'file_reserved_time_h' has no value: write file_reserved_time_h=VALUE" in capsys.readouterr().err
     assert main(["config", path, "--set", "delete_when=03", "--unset", "delete_when"]) == 2
     assert main(["config", str(tmp_path / "none")]) == 2
     with open_small(path, read_only=True) as store, pytest.raises(cystore.StoreNotWritableError):

@@ -18,6 +18,8 @@ import pytest
 import cystore
 from cystore import StoreConfigError, StorePermissionError
 from cystore.columns.arrow import places_of
+from cystore.config_sources import resolve
+from cystore.ha.election.etcd import Etcd
 from cystore.ha.link.secret import secret_in
 from cystore.operate import backup
 from cystore.system import files, folders, ownership
@@ -417,6 +419,20 @@ def test_a_link_of_another_user_does_not_lead_to_a_store(place):
             assert "Traceback" not in done.stderr
     with pytest.raises(StorePermissionError, match="link of another user"):
         secret_in(folder / "key", "ha_secret_file")
+    with pytest.raises(StorePermissionError, match="link of another user"):
+        cystore.StoreConfig.from_toml(folder / "key")
+    with pytest.raises(StorePermissionError, match="link of another user"):
+        resolve({}, file=folder / "key")
+    for name in ("ha_etcd_ca_file", "ha_etcd_certificate_file", "ha_etcd_key_file"):
+        with pytest.raises(StorePermissionError, match="link of another user"):
+            Etcd(cystore.StoreConfig(**{name: str(folder / "key")}), "http://127.0.0.1:1", 0.1)
+    words = [sys.executable, "-m", "cystore", "info", str(place / "store"), "--config", str(folder / "key")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (
+        done.returncode == 2
+        and done.stderr.count("\n") == 1
+        and "a symbolic link of another user" in done.stderr
+    )
     assert secret_in(place / "secret", "ha_secret_file") == b"a secret of sixteen bytes"
 
 
