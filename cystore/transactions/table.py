@@ -21,6 +21,7 @@ from cystore.clock import monotonic_s
 from cystore.errors import CorruptRecordError
 from cystore.layout import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from cystore.system.threads import os_threads
+from cystore.system.threads.reentry import undisturbed
 from cystore.transactions.facts import FOREVER, LOST_NOTE, LogFacts, MissingNotes
 from cystore.transactions.half import MARK_TAG, HalfMessage, checks_of, ended_offset, read_half
 
@@ -55,7 +56,8 @@ class SetAside(NamedTuple):
 
 
 class TransactionTable:
-    """The open transactions of a store, as this attachment knows them. Safe for threads."""
+    """The open transactions of a store, as this attachment knows them. Safe for threads, and for signal handlers that
+    use it inside of a call of their own thread, which has the lock."""
 
     def __init__(self, get: Get, half_offset: int, op_offset: int, facts: LogFacts) -> None:
         self._get, self._facts = get, facts
@@ -72,7 +74,24 @@ class TransactionTable:
         self.lock = os_threads.RLock()
 
     def catch_up(self) -> None:
-        """Reads the messages that came since the last time."""
+        """Reads the messages that came since the last time. A signal handler that comes meanwhile, and ends
+        transactions, waits for that: the half messages that this has read may be those."""
+        if self._is_behind():
+            undisturbed(self._catch_up)
+
+    def _is_behind(self) -> bool:
+        """Whether there is something to read, or to judge. Costs little."""
+        if self._is_new or self._missing:
+            return True
+        try:
+            return any(
+                self._get(topic, 0, offset, 1).max_offset > offset
+                for topic, offset in ((OP_TOPIC, self._op_next), (HALF_TOPIC, self._half_next))
+            )
+        except CorruptRecordError:
+            return True
+
+    def _catch_up(self) -> None:
         with self.lock:
             # An op follows its half message. So an op that is read here may name a half message that is read below.
             # An op that comes after this loop is read the next time; until then its half message counts as open.
@@ -168,14 +187,22 @@ class TransactionTable:
     def _trim(self) -> int:
         """Forgets op messages whose half messages no table reads any more; returns the first half message that a table
         reads. Half messages are entered in the order of their offsets."""
-        first = next(iter(self._open), self._half_next)
+        first = self._first_open()
         while self._ops and self._ops[0].last_half < first:
             self._ops.popleft()
         return first
 
+    def _first_open(self) -> int:
+        while True:
+            try:
+                return next(iter(self._open), self._half_next)
+            except RuntimeError:  # a signal handler ended one just now
+                continue
+
     def _forget(self, half: HalfMessage) -> None:
-        if self._by_id.get(half.id) == half.queue_offset:
-            del self._by_id[half.id]
+        at = self._by_id.pop(half.id, None)
+        if at is not None and at != half.queue_offset:  # a producer of RocketMQ sent it twice
+            self._by_id.setdefault(half.id, at)
 
     def _messages(self, topic: str, offset: int) -> Iterator[Message]:
         """The messages of a queue from an offset on. Messages that cannot be read any more are left out; notes among
@@ -205,7 +232,7 @@ class TransactionTable:
             if half is not None and half.id == transaction:
                 return half
             offset = self._by_id.get(transaction)
-            return None if offset is None else self._open[offset]
+            return None if offset is None else self._open.get(offset)
 
     def still(self, half: HalfMessage) -> HalfMessage | None:
         """A half message if it is open, else None."""
@@ -220,8 +247,8 @@ class TransactionTable:
     def drop(self, half: HalfMessage) -> None:
         """Forgets a half message that is ended, or that cleaning removed."""
         with self.lock:
-            if self._open.get(half.queue_offset) == half:
-                del self._open[half.queue_offset]
+            ended = self._open.get(half.queue_offset) == half
+            if ended and self._open.pop(half.queue_offset, None) is not None:  # else a signal handler did it
                 self._aside.pop(half.queue_offset, None)
                 self._forget(half)
 
@@ -235,6 +262,8 @@ class TransactionTable:
                 return
             before = self._aside.get(half.queue_offset)
             self._aside[half.queue_offset] = why
+            if half.queue_offset not in self._open:  # a signal handler ended it just now
+                self._aside.pop(half.queue_offset, None)
         if before is None or before.reason != why.reason:
             until = "a command ends it" if why.until_s is None else "later"
             log.warning("transaction %s is set aside until %s: %s", half.id, until, why.reason)
@@ -257,10 +286,14 @@ class TransactionTable:
     def all_aside(self) -> dict[HalfMessage, str]:
         """The transactions that are set aside, with the reasons."""
         with self.lock:
-            return {half: self._aside[at].reason for at, half in self._open.items() if at in self._aside}
+            aside = dict(self._aside)
+            return {half: aside[at].reason for at, half in list(self._open.items()) if at in aside}
 
     def begins(self) -> tuple[int, int]:
         """The first half message and the first op message that a new table has to read."""
+        return undisturbed(self._begins)
+
+    def _begins(self) -> tuple[int, int]:
         with self.lock:
             first = self._trim()
             return first, self._ops[0].begin if self._ops else self._op_next

@@ -4,7 +4,10 @@ stores whose half messages are old or gone."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -308,3 +311,61 @@ def test_ended_transactions_take_no_memory(store):
     table.catch_up()
     assert not table._ops
     assert table.begins() == (51 + OPS_IN_RUN + 1, 51 + OPS_IN_RUN + 1)
+
+
+@contextlib.contextmanager
+def handling(call):
+    """The next SIGUSR1 makes a call, once."""
+    before = signal.signal(signal.SIGUSR1, lambda *_: call())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_ends_a_transaction_inside_of_a_look_at_the_notes(store):
+    """The look has read the half message, and would enter it. Seen: it was open again, or a KeyError."""
+    table = Transactions(store)._table()
+    half, real, seen = store.begin("orders", b"one"), table._get, []
+
+    def get(topic, queue_id, offset, count):
+        found = real(topic, queue_id, offset, count)
+        if topic == HALF_TOPIC and found.messages and count > 1 and not seen:
+            seen.append(os.kill(os.getpid(), signal.SIGUSR1))
+        return found
+
+    table._get = get
+    with handling(lambda: store.commit(half)):
+        store.open_transactions()
+        store.begin("orders", b"two")  # the handler has run, wherever
+    table._get = real
+    assert seen and bodies(store) == [b"one"]
+    assert half not in store.open_transactions()
+
+
+class Handled(dict):
+    """Calls a handler behind a look at it, once."""
+
+    handler = None
+
+    def get(self, *args):
+        found = super().get(*args)
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            handler()
+        return found
+
+
+def test_a_handler_that_drops_a_transaction_inside_of_its_drop(store):
+    table, half = Transactions(store)._table(), store.begin("orders", b"one")
+    assert store.open_transactions() == [half]
+    table._open = Handled(table._open)
+    table._open.handler = lambda: table.drop(half)
+    table.drop(half)
+    assert table.open() == [] and not table._by_id
+
+    other = store.begin("orders", b"two")
+    assert store.open_transactions() == [other]
+    table._by_id = Handled(table._by_id)
+    table._by_id.handler = lambda: (store.rollback(other), store.open_transactions())
+    assert table.find(other.id) is None
