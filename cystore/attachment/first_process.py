@@ -110,9 +110,12 @@ def free_expired(root: Path, config: StoreConfig, *, forcibly: bool = False) -> 
             file_system = FileSystem(root)
             file_system.sync()  # the entries of their records are durable
             file_system.close()
+            failpoint("clean.room_synced")
             Manifest.load(root, None, Facts).set_log_begin(end)
+            failpoint("clean.room_begin_entered")
         for base in gone:
             files.remove(segments.path(base))
+            failpoint("clean.room_segment_gone")
     finally:
         attachment.control.detach()
         attachment.checkpoint.close()
