@@ -207,7 +207,7 @@ class Lifecycle:
         self._requests[request.id] = request
 
     def context_of(self, task_id: str) -> Context:
-        """What the message of a task says, as far as this process has it."""
+        """The content of a task's message, as far as this process has it."""
         request = self._requests.get(task_id)
         return Context() if request is None else Context(request.request_dict, hostname=request.hostname)
 
