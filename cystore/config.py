@@ -391,7 +391,10 @@ def toml_settings(path: Path | str) -> dict[str, Any]:
     StorePermissionError for a link of another user."""
     import tomllib
 
-    path = real_path(path)  # no other user may choose the settings
+    try:
+        path = real_path(path)  # no other user may choose the settings
+    except ValueError as error:
+        raise StoreConfigError(f"cannot read settings: {error}", path=path) from error
     try:
         with open(path, "rb") as file:
             data = tomllib.load(file)

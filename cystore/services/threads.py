@@ -103,7 +103,7 @@ class ServiceThread:
                 # The first time it may be the end of a program that removed its store: the close tells that.
                 if not isinstance(error, StoreMovedError):
                     trouble.tell(log, logging.ERROR, error, self._name)
-                elif has_moved:
+                elif has_moved and trouble.is_due(error):
                     _moves.setdefault(str(error.path), Trouble()).tell(log, logging.ERROR, error, self._name)
                 has_moved = isinstance(error, StoreMovedError)
                 self._stopping.wait(ERROR_INTERVAL_S if callable(self._interval_s) else self._interval_s)

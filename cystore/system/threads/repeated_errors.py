@@ -28,16 +28,22 @@ class Trouble:
     def tell(self, log: logging.Logger, level: int, error: BaseException, what: str) -> bool:
         """Logs that `what` met an error, unless it was logged already. Returns whether it logged."""
         if isinstance(error, EXPECTED):
-            now, kind = monotonic_s(), type(error)
-            if now < self._again_at.get(kind, now):
-                return False
-            self._again_at[kind] = now + AGAIN_S
-            log.log(level, "%s: %s", what, error, stacklevel=2)
-            return True
+            is_due = self.is_due(error)
+            if is_due:
+                log.log(level, "%s: %s", what, error, stacklevel=2)
+            return is_due
         if str(error) == self._reported:
             return False
         self._reported = str(error)
         log.log(level, "%s: %s", what, error, exc_info=error, stacklevel=2)
+        return True
+
+    def is_due(self, error: BaseException) -> bool:
+        """Whether this minute had no line about an error of this class yet. Counts this one."""
+        now_s, kind = monotonic_s(), type(error)
+        if now_s < self._again_at.get(kind, now_s):
+            return False
+        self._again_at[kind] = now_s + AGAIN_S
         return True
 
     def over(self) -> None:
