@@ -314,7 +314,7 @@ def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         known = ALIASES.get(name, name)
         if known not in SETTINGS:
             raise StoreConfigError(
-                f"there is no option {name!r}{did_you_mean(name, (*ALIASES, READER, *SETTINGS))} (options are "
+                f"there is no setting {name!r}{did_you_mean(name, (*ALIASES, READER, *SETTINGS))} (options are "
                 f"{', '.join(ALIASES)}, {READER}, and the fields of cystore.StoreConfig)"
             )
         try:

@@ -209,7 +209,7 @@ def test_a_worker_before_its_store_exists_says_so_in_one_line(tmp_path, command)
 # ------------------------------------------------------------------------------------------- misspelt settings
 
 MISSPELT = {
-    "an option": ("cystore://{}?flsh=sync", {}, "there is no option 'flsh'; did you mean flush? (options are flush, "),
+    "an option": ("cystore://{}?flsh=sync", {}, "there is no setting 'flsh'; did you mean flush? (options are flush, "),
     "an option's value": ("cystore://{}?flush=sycn", {}, "flush_disk_type must be one of async, sync, not 'sycn'; did"),
     "a setting's value": (
         "cystore://{}", {"cystore_store_away": "wat"}, "must be 'exit' or 'wait', not 'wat'; did you mean wait?",
