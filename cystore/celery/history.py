@@ -308,8 +308,8 @@ def _by_light_queue(
     if oldest is None:
         return iter(()), otherwise(end_ms)
     begin, time_ms = oldest.physical_offset, oldest.store_timestamp_ms
-    newer = reading.search_light_queue(
-        store, layout.EVENTS, contains, queue, tags=states, begin_ms=begin_ms, end_ms=end_ms
+    newer = reading.of_light_queue(
+        store, layout.EVENTS, queue, tags=states, begin_ms=begin_ms, end_ms=end_ms, contains=contains
     )
     older = otherwise(time_ms if end_ms is None else min(end_ms, time_ms))
     return newer, (message for message in older if message.physical_offset < begin)

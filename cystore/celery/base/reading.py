@@ -142,12 +142,12 @@ def search_queues(
     yield from _within(chain(_behind(store, dispatched, is_wanted), dispatched_part), begin_ms, end_ms)
 
 
-def search_light_queue(
-    store: MessageStore, topic: str, contains: Contains | None, name: str, *, tags: Collection[str] = (),
-    begin_ms: int = 0, end_ms: int | None = None,
+def of_light_queue(
+    store: MessageStore, topic: str, name: str, *, tags: Collection[str] = (), begin_ms: int = 0,
+    end_ms: int | None = None, contains: Contains | None = None,
 ) -> Iterator[Message | Passed]:  # fmt: skip
-    """Messages of a topic that are in a light queue, with one of the tags, from `begin_ms` to `end_ms`, that contain a
-    text."""
+    """Messages of a topic that are in a light queue, with one of the tags, from `begin_ms` to `end_ms`; that contain a
+    text, and a Passed in between."""
 
     def is_wanted(message: Message) -> bool:
         names = message.properties.get(LIGHT, "").split(",")
