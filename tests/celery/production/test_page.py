@@ -238,6 +238,7 @@ def restore_a_backup(host: Host, kept: str, web: Process) -> None:
     backup, verify = host.block("cystore verify").source.splitlines()
     host.run(backup)
     host.run(verify)
+    host.run(host.block("--pack").source)
     later, _ = host.python(SEND).split()
 
     # Restore.
