@@ -18,9 +18,10 @@ from cystore.config import StoreConfig
 from cystore.errors import StoreFormatError, StorePermissionError
 from cystore.operate import backup, facts
 from cystore.operate.backup import TargetError
-from tests.support.checks import check_chain, everything
+from tests.support.checks import check_chain
 from tests.support.cleaning import check_cleaned, fill, filled
 from tests.support.cli.command import Command
+from tests.support.cli.packs import content
 from tests.support.cli.stores import write, write_and_crash
 from tests.support.clock import turn
 from tests.support.disks.small_disk import on_small_disk
@@ -42,16 +43,6 @@ def _folder(target):
 
 def take(path, target, report=None, **settings):
     return backup.take(path, target, StoreConfig.from_mapping(settings), report)
-
-
-def content(path, **settings):
-    """Bodies and keys of each queue's messages, with their places."""
-    with cystore.open(path, read_only=True, **settings) as store:
-        check_chain(store)
-        return {
-            queue: [(m.physical_offset, m.queue_offset, bytes(m.body), m.keys, m.tags) for m in messages]
-            for queue, messages in everything(store).items()
-        }
 
 
 def nothing_left(target):

@@ -4,7 +4,6 @@ it, and use the wheel's content alone; build in environments in which something 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -123,7 +122,6 @@ def test_a_build_without_a_compiler_says_so_at_once(source):
     assert "false does not work: exit code 1" in _fails(source, *BUILD, CC="false")
 
 
-@pytest.mark.skipif(not shutil.which("gcc"), reason="there is no gcc")
 @pytest.mark.parametrize(
     ("headers", "told"),
     [
@@ -141,7 +139,7 @@ def test_a_build_without_a_compiler_says_so_at_once(source):
 def test_a_build_without_a_header_names_its_package(source, tmp_path, headers, told):
     for header in headers:
         (tmp_path / header).write_text("#error this machine does not have it\n")
-    assert _fails(source, *BUILD, CC="gcc", CPPFLAGS=f"-I{tmp_path}") == f"error: {told}"
+    assert _fails(source, *BUILD, CC="cc", CPPFLAGS=f"-I{tmp_path}") == f"error: {told}"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from importlib.util import find_spec
 from threading import Thread
 
 import pytest
@@ -22,10 +21,6 @@ from tests.support.celery.logs import event_message, runs, write
 from tests.support.celery.web import TIMEOUT_S
 from tools.processes import ends_with_us
 
-pytestmark = [
-    pytest.mark.may_skip("OpenTelemetry is an extra that nothing else needs"),
-    pytest.mark.skipif(find_spec("opentelemetry") is None, reason="pip install 'cystore[otel]'"),
-]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
 FAILED = 2
