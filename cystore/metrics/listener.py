@@ -1,7 +1,7 @@
 """A small HTTP server that answers `GET /metrics`. It needs the standard library alone, so a worker can have it.
 
-A client that is slow, or says nothing, loses its connection after `HEAD_S`; so many of them at once only make others
-wait that long.
+A client that is slow, or says nothing, loses its connection after `HEAD_S`. `CONNECTIONS_MOST` such clients delay the
+others for that long at most.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from http import HTTPStatus
 from cystore.clock import monotonic_s
 from cystore.errors import StoreConfigError, StoreResourceError
 from cystore.system.threads import os_threads
+from cystore.system.threads.repeated_errors import Trouble
 
 log = logging.getLogger("cystore")
 
@@ -67,6 +68,7 @@ class Listener:
         self._socket.settimeout(ACCEPT_S)
         self._free = threading.BoundedSemaphore(CONNECTIONS_MOST)
         self._ends = False
+        self._trouble = Trouble()
         host, port = listening.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
         _listeners.add(self)
@@ -82,8 +84,14 @@ class Listener:
             return
         try:
             client, _ = self._socket.accept()
-        except OSError:  # nobody came; or the client is gone again; or `stop`
+        except (TimeoutError, ConnectionError):  # nobody came, or the client is gone again
             self._free.release()
+            return
+        except OSError as error:
+            self._free.release()
+            if not self._ends:  # no descriptor is free: the client waits
+                self._trouble.tell(log, logging.WARNING, error, "a client of the metrics waits")
+                os_threads.pause(ACCEPT_S)
             return
         try:
             os_threads.begin(lambda: self._answer(client), "cystore-metrics-answer")

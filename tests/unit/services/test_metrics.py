@@ -3,12 +3,16 @@ parser."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
+from unittest import mock
 
 import pytest
 
@@ -17,7 +21,7 @@ from cystore._native.memory.mapping import mapped_files
 from cystore.cli.program import main
 from cystore.consumers.table import OffsetTable
 from cystore.errors import MessageIllegalError, StoreNotWritableError
-from cystore.metrics import Collector, Metric, exposition, metrics
+from cystore.metrics import Collector, Metric, exposition, listener, metrics
 from cystore.services.duty_table import DutyRun, Outcome
 from tests.support.process import Process
 from tests.support.small_stores import open_small
@@ -371,3 +375,27 @@ def test_damaged_ranges_are_counted(path):
         store._attached().manifest.add_damage(100, 200, "bad checksum")
         store._attached().manifest.add_damage(300, 350, "bad checksum")
         assert by_name(metrics(store))["cystore_hole_bytes"] == {"": 150}
+
+
+def test_a_listener_without_a_descriptor_waits(monkeypatch, caplog):
+    """Seen: 215,451 tries to accept in a second, without a word. The client waits, and gets its answer later."""
+    monkeypatch.setattr(listener, "ACCEPT_S", 0.05)
+    served = listener.Listener(listener.bound("127.0.0.1", 0, ""), lambda: "a 1\n")
+    tries, accept = [], served._socket.accept
+
+    def without_descriptors() -> object:
+        tries.append(len(tries))
+        if len(tries) <= 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept()
+
+    monkeypatch.setattr(served, "_socket", mock.Mock(wraps=served._socket, accept=without_descriptors))
+    begun_s = time.monotonic()
+    thread = threading.Thread(target=served.serve)
+    thread.start()
+    with urllib.request.urlopen(served.url, timeout=60) as answer:
+        assert answer.read() == b"a 1\n"
+    served.stop()
+    thread.join()
+    assert time.monotonic() - begun_s >= 3 * 0.05
+    assert caplog.text.count("a client of the metrics waits") == 1
