@@ -23,7 +23,8 @@ log = logging.getLogger("cystore")
 BATCH = 512
 LOOK_S = 2.0
 AGAIN_S = 5.0  # between two tries to send what the collector did not take
-SERVICE = "celery"
+TRIES_MOST = 120  # ten minutes: it may be away; or it refuses the batch for ever, and others wait behind it
+SERVICE = "celery"  # OpenTelemetry's service.name
 
 
 class SpanExport:
@@ -39,8 +40,8 @@ class SpanExport:
         self._exporter = OTLPSpanExporter(endpoint=url)
 
     def turn(self) -> int:
-        """Reads on, and sends what ended; waits as long as the collector takes nothing. Returns the number of spans.
-        Raises StoreError."""
+        """Reads on, and sends what ended; waits while the collector takes nothing, up to TRIES_MOST tries a batch.
+        Returns the number of spans that it took. Raises StoreError."""
         end, sent = self._store.wrote_position, 0
         if self._reader.begin(self._store, end):
             self._runs = RunSpans()
@@ -72,11 +73,20 @@ class SpanExport:
                     yield run
 
     def _send(self, runs: Sequence[RunSpan]) -> int:
+        """Sends a batch; returns the number of spans that the collector took."""
         spans = [self._span(run) for run in runs]
-        while spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
+        if not spans:
+            return 0
+        for _ in range(TRIES_MOST):
+            if self._exporter.export(spans) is SpanExportResult.SUCCESS:
+                return len(spans)
             log.warning("%s: the collector did not take %d spans: trying again", self._store.path, len(spans))
             os_threads.pause(AGAIN_S)
-        return len(spans)
+        log.error(
+            "%s: left out %d spans, which the collector refused %d times: `cystore spans --from-oldest` sends them "
+            "again", self._store.path, len(spans), TRIES_MOST,
+        )  # fmt: skip
+        return 0
 
     def _span(self, run: RunSpan) -> ReadableSpan:
         def context(span_id: int, *, is_remote: bool) -> SpanContext:

@@ -203,3 +203,17 @@ def test_a_publishers_trace_is_kept(fresh_fleet):
         span.name == "run tests.support.celery.work.add"
         and span.end_time_unix_nano > span.start_time_unix_nano
     )
+
+
+def test_a_batch_that_is_always_refused_does_not_stop_the_others(tmp_path, monkeypatch, caplog):
+    from cystore.celery.metrics import span_export
+
+    monkeypatch.setattr(span_export, "AGAIN_S", 0.0)
+    monkeypatch.setattr(span_export, "TRIES_MOST", 3)
+    with cystore.open(tmp_path / "s") as store, Collector(refuses=3) as collector:
+        write(store, runs(2))
+        export = span_export.SpanExport(store, collector.url, from_oldest=True)
+        assert export.turn() == 0 and "left out 2 spans" in caplog.text
+        write(store, runs(3, first=2))
+        assert export.turn() == 3 and len(collector.spans) == 3
+        export.close()
