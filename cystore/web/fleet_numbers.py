@@ -191,10 +191,7 @@ def failures_of(
 
 
 def _error_of(entry: Event | Transition) -> str | None:
-    if isinstance(entry, Event):
-        return text_of(entry.details, "exception")
-    result = entry.result
-    return f"{result.get('exc_type')}({result.get('exc_message')!r})" if isinstance(result, dict) else None
+    return text_of(entry.details, "exception") if isinstance(entry, Event) else entry.error
 
 
 def _cause(error: str | None) -> str | None:

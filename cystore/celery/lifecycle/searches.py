@@ -99,6 +99,7 @@ def _error_of(entry: Event | Transition) -> Iterator[object]:
     result, traceback = entry.result, entry.traceback
     if isinstance(result, dict) and "exc_type" in result:
         yield f"{result['exc_type']}: {result.get('exc_message')}"
+    yield entry.error  # as commands show it
     yield traceback
 
 
