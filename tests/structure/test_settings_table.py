@@ -7,7 +7,7 @@ import ast
 import dataclasses
 import re
 
-from cystore.celery.results import app_settings
+from cystore.celery.duties import app_settings
 from cystore.config import _BOUNDS, AGES, StoreConfig
 from tests.structure.sources import files
 from tools import settings_table

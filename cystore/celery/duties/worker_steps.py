@@ -40,7 +40,7 @@ from cystore.celery.base.green_timers import STARTED_BEFORE
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.processes import ForkLock, without_collections
 from cystore.celery.base.store_watch import StoreWatch
-from cystore.celery.results import app_settings
+from cystore.celery.duties import app_settings
 from cystore.celery.results.full_disk import tell_in_one_line
 from cystore.celery.routing.other_homes import reader_of, tell_shown_passwords
 from cystore.system.threads import os_threads

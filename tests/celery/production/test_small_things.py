@@ -15,8 +15,8 @@ from celery import Celery, _state, states, uuid
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
+from cystore.celery.duties import app_settings
 from cystore.celery.lifecycle.redaction import HIDDEN
-from cystore.celery.results import app_settings
 from cystore.clock import now_ms
 from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, Worker, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready

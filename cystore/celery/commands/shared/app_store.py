@@ -16,7 +16,7 @@ from cystore import Message, MessageStore, StoreConfig, StoreConfigError, StoreE
 from cystore.celery import history, replicas
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base.reading import Source, Stores
-from cystore.celery.results import app_settings
+from cystore.celery.duties import app_settings
 from cystore.celery.stores import EXAMPLE, MAKES_IT, Location, is_missing
 from cystore.errors import did_you_mean
 from cystore.operate.command import FAILED, FOUND_WRONG, for_reading
