@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 Kind = Literal["counter", "gauge", "histogram"]
+# Defaults of those who serve metrics of tasks, with Celery or without: labels, and the age of an unfinished task.
+NAMES_MOST, UNFINISHED_S = 200, 3600
 Samples = list[tuple[dict[str, str], float]]
 
 STORE = "store"  # the label of the store's path

@@ -15,13 +15,13 @@ from cystore.celery.base import greenlets
 from cystore.celery.base.processes import ForkLock
 from cystore.celery.duties import duty_runs
 from cystore.celery.duties.worker_steps import METRICS_SETTING
-from cystore.celery.metrics.log_follower import UNFINISHED_S, LogFollower
-from cystore.celery.metrics.places import NAMES_MOST
+from cystore.celery.metrics.log_follower import LogFollower
 from cystore.engine.files.progress import Progress
 from cystore.errors import StoreConfigError
 from cystore.metrics.exporter import Exporter
 from cystore.metrics.listener import Listener, address_of, bound
 from cystore.metrics.open_stores import OpenStores
+from cystore.metrics.text import NAMES_MOST, UNFINISHED_S
 from cystore.services.threads import ServiceThread
 
 log = logging.getLogger("cystore.celery")

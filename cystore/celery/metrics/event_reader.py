@@ -15,7 +15,8 @@ BACK_MS = tuple(minutes * 60_000 for minutes in (1440, 720, 360, 180, 60, 30, 10
 
 class EventReader:
     """Begins at the end of the log, after a look back over the last day, or over the last `BACK_BYTES`; or with
-    `from_oldest` at its oldest message. It follows the store's handle to another log that is at its path."""
+    `from_oldest` at its oldest message. If another store appears at
+    the path, it begins again there."""
 
     def __init__(self, *, from_oldest: bool) -> None:
         self.at = self.begins_at = 0  # events before `begins_at` are of the look back

@@ -17,13 +17,12 @@ from cystore.celery.base import events
 from cystore.celery.base.events import Event
 from cystore.celery.lifecycle.task_lives import number_of, text_of
 from cystore.celery.metrics.event_reader import EventReader, first_offset
-from cystore.celery.metrics.places import NAMES_MOST, Histogram, Place
+from cystore.celery.metrics.places import Histogram, Place
 from cystore.celery.metrics.task_counts import Present, Task, TaskCounts
 from cystore.celery.metrics.worker_signs import WorkerSigns
-from cystore.metrics.text import Metric, Samples
+from cystore.metrics.text import NAMES_MOST, UNFINISHED_S, Kind, Metric, Samples
 
 LOOK_S = 2.0
-UNFINISHED_S = 3600
 
 
 class LogFollower:
@@ -75,7 +74,7 @@ class LogFollower:
         )  # fmt: skip
         yield Metric(
             "cystore_task_retries_total", "counter", "Runs that asked to run again.",
-            [(place.labels, place.retries) for place in places],
+            [(place.labels, place.events[events.RETRIED]) for place in places],
         )  # fmt: skip
         yield _histogram(
             "cystore_task_run_seconds", "Run time of a task's code, of runs that ended.",
@@ -85,7 +84,7 @@ class LogFollower:
             "cystore_task_wait_seconds", "Time from the sending of a task, or its due time, until its code begins.",
             [(place, place.waits) for place in places],
         )  # fmt: skip
-        for name, kind, text, value in (
+        numbers: tuple[tuple[str, Kind, str, float], ...] = (
             ("cystore_task_events_lost_total", "counter", "Events of tasks that could not be recorded.",
              self.counts.events_lost),
             ("cystore_tasks_left_out_total", "counter", "Unfinished tasks that the reader had no room for.",
@@ -98,8 +97,9 @@ class LogFollower:
              float(self._reader.is_damaged)),
             ("cystore_tasks_unfinished_after_seconds", "gauge", "The age from which on a task counts as unfinished.",
              self._unfinished_s),
-        ):  # fmt: skip
-            yield Metric(name, "counter" if kind == "counter" else "gauge", text, [({}, value)])
+        )  # fmt: skip
+        for name, kind, text, value in numbers:
+            yield Metric(name, kind, text, [({}, value)])
 
     def _gauges(self, store: MessageStore) -> Iterator[Metric]:
         """Metrics that need the whole end of the log."""

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 from cystore.metrics.text import Samples, label_text
 
-NAMES_MOST = 200  # the default
 OTHER = "other"
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _ENDS = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
@@ -46,12 +45,11 @@ class Histogram:
 class Place:
     """The counts of the tasks of a name in a queue."""
 
-    __slots__ = ("events", "labels", "retries", "runs", "waits")
+    __slots__ = ("events", "labels", "runs", "waits")
 
     def __init__(self, name: str, queue: str) -> None:
         self.labels = {"name": name, "queue": queue}
         self.events: Counter[str] = Counter()
-        self.retries = 0
         self.runs, self.waits = Histogram(), Histogram()
 
     @property

@@ -87,9 +87,6 @@ class TaskCounts:
         place.events[kind if kind in events.KINDS or kind == REQUEUED else OTHER] += 1
         if "lost" in details:
             self.events_lost += int(number_of(details, "lost") or 0)
-        if kind == events.RETRIED:
-            place.retries += 1
-            return
         runtime = number_of(details, "runtime")
         if runtime is not None and kind in (*ENDS, REQUEUED):
             place.runs.add(runtime)

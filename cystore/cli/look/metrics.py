@@ -12,12 +12,10 @@ from cystore.metrics import Metric, exposition
 from cystore.metrics.exporter import Exporter, Follower
 from cystore.metrics.open_stores import OpenStores
 from cystore.metrics.store_metrics import metrics
-from cystore.operate.command import OK, Command, add_json, count, reading_config
+from cystore.metrics.text import NAMES_MOST, UNFINISHED_S
+from cystore.operate.command import OK, Command, add_json, count, duration_of, reading_config
 from cystore.operate.output import write_json, write_line
 from cystore.operate.progress import progress
-
-NAMES_MOST, UNFINISHED_S = 200, 3600
-DAYS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -30,11 +28,14 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _age(text: str) -> int:
-    """An age in seconds: 90s, 15m, 2h, 7d."""
-    unit = DAYS_S.get(text[-1:])
-    if unit is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an age: 90s, 15m, 2h, 7d")
-    return count(text[:-1]) * unit
+    """An age in seconds: 90s, 15m, 2h, 7d, 2w."""
+    try:
+        seconds = duration_of(text) // 1000
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if seconds == 0:
+        raise argparse.ArgumentTypeError("must be at least 1s")
+    return seconds
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

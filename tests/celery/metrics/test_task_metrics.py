@@ -435,4 +435,6 @@ def test_what_cannot_be_listened_to(tmp_path):
         assert "is not HOST:PORT" in refused(tmp_path / "a", "--listen", address).stderr
     assert "cannot listen on" in refused(tmp_path / "a", "--listen", "no.such.host.invalid:0").stderr
     assert "exclude each other" in refused(tmp_path / "a", "--listen", "0", "--json").stderr
-    assert "is not an age" in refused(tmp_path / "a", "--tasks", "--unfinished-after", "soon").stderr
+    assert (
+        "is not a length of time" in refused(tmp_path / "a", "--tasks", "--unfinished-after", "soon").stderr
+    )
