@@ -20,11 +20,6 @@ cdef enum:
     LOOK_MS = 50
 
 
-def now_ms():
-    """The clock of `ReadCounts.count`: steady, with steps of a few ms."""
-    return clock_coarse_ms()
-
-
 @cython.final
 @cython.auto_pickle(False)
 cdef class ReadCounts:
@@ -84,10 +79,6 @@ cdef class ReadCounts:
         self.max_ms = 0
         self.new_found = self.new_messages = self.new_queries = 0
         return 0
-
-    def count_get(self, int64_t since_ms, Py_ssize_t messages):
-        """Counts a get that began at `since_ms` (a value of `now_ms`) and found that many messages."""
-        self.got(since_ms, messages)
 
     def count_queries(self, Py_ssize_t queries):
         """Counts that many queries by key."""

@@ -220,10 +220,12 @@ class Reader:
     def _state(self, topic: bytes, queue_id: int) -> QueueState | None:
         """The state of a queue, whose messages are dispatched first."""
         found = queue_kernel.queue_state(self._control, topic, queue_id)
-        if found is not None and QueueState(*found).dispatched < QueueState(*found).following:
+        state = None if found is None else QueueState(*found)
+        if state is not None and state.dispatched < state.following:
             self.help_dispatch()
             found = queue_kernel.queue_state(self._control, topic, queue_id)
-        return None if found is None else QueueState(*found)
+            state = None if found is None else QueueState(*found)
+        return state
 
     def is_in_disk(self, topic: str, queue_id: int, queue_offset: int) -> bool:
         """Whether the message at an offset lies further behind the log's end than the part that the settings count as
