@@ -49,7 +49,7 @@ CRC32C = Path(find_spec("crc32c").origin).parent / "ext"
 
 COMPILE = [
     "-std=gnu11",
-    "-O2",  # -O3 took a quarter longer to compile, and put and get were as fast
+    "-O2",  # -O3 took a quarter longer to compile
     "-Wall",
     "-Wextra",
     "-Wno-unused-parameter",

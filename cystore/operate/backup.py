@@ -11,9 +11,9 @@ pass takes the newer records.
 
 A pack is the same copy as one file (`pack`); `unpack` makes a store of it.
 
-The copy is made inside a folder TARGET.incomplete, which is not a store, so every open refuses it. It is renamed to
-TARGET when all of it is durable, verified and closed. A kill leaves TARGET.incomplete for an operator to remove; any
-error removes it.
+The copy is made inside a folder TARGET.incomplete, which is not a store. It is renamed to TARGET when all of it is
+durable, verified and closed. A kill leaves TARGET.incomplete, perhaps with a store inside that nobody verified, for an
+operator to remove; any error removes it.
 """
 
 from __future__ import annotations

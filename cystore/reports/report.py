@@ -1,8 +1,8 @@
 """Makes the report of stores in this process: reads their lifecycle logs with a thread for each core, and writes the
 tables as Parquet and as one page.
 
-It holds all attempts in memory, about 500 MB for 5 million events. `cystore.spark.jobs.report` reads archives, URLs and
-larger logs, and writes with the same code.
+It holds all attempts in memory, about 500 MB for those of 5 million events. `cystore.spark.jobs.report` reads archives,
+URLs and larger logs, and writes with the same code.
 """
 
 from __future__ import annotations
