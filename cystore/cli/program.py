@@ -32,6 +32,7 @@ from cystore.cli.copies.import_ledger import COMMAND as IMPORT
 from cystore.cli.copies.report import COMMAND as REPORT
 from cystore.cli.copies.snapshot import COMMAND as SNAPSHOT
 from cystore.cli.ha.group import COMMAND as HA
+from cystore.cli.host.doctor import COMMAND as DOCTOR
 from cystore.cli.look.clock import COMMAND as CLOCK
 from cystore.cli.look.dispatchers import COMMAND as DISPATCHERS
 from cystore.cli.look.dump import COMMAND as DUMP
@@ -61,7 +62,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, READ, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE,
     CONFIG, CLEAN, COMPACT, CLOCK,
     HANDOVER, SNAPSHOT, IMPORT, TRANSACTIONS, GROUPS, LAG, RESET_OFFSET, FILTERS, FILTERS_ADD, FILTERS_REMOVE,
-    DISPATCHERS, REPLICATE, HA, METRICS, REPORT, SPANS, WEB,
+    DISPATCHERS, REPLICATE, HA, METRICS, REPORT, SPANS, WEB, DOCTOR,
 )  # fmt: skip
 ALIKE = 3  # reports that differ in numbers and names only
 

@@ -32,6 +32,15 @@ NETWORK = {
 
 # A user's program serves these files, possibly from another host or an object store.
 OTHERS = {0x65735546: "fuse"}
+# Local, and not tested: writing needs allow_any_file_system.
+UNTESTED = {
+    0x794C7630: "overlay",
+    0x9123683E: "btrfs",
+    0x2FC12FC1: "zfs",
+    0xF2F52010: "f2fs",
+    0x858458F6: "ramfs",
+    0x4D44: "vfat",
+}
 
 
 def give_memory_back() -> None:
@@ -58,7 +67,7 @@ def file_system(path: Path) -> str:
         with files.translated(path):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
     magic = ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF
-    return {**PROMISED, **NETWORK, **OTHERS}.get(magic, f"{magic:#x}")
+    return {**PROMISED, **NETWORK, **OTHERS, **UNTESTED}.get(magic, f"{magic:#x}")
 
 
 def born_ns(path: Path) -> int:
@@ -136,6 +145,26 @@ def parent_of(pid: int) -> int | None:
     except OSError:
         return None
     return int(fields[1])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process that this one can see is stopped (SIGSTOP, a debugger): it keeps its locks."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[0] in (b"T", b"t")
+
+
+def open_files_of(pid: int) -> tuple[int, int] | None:
+    """(open, limit) of the descriptors of a process; None if it ended, has no limit, or is another user's."""
+    try:
+        count = len(os.listdir(f"/proc/{pid}/fd"))
+        lines = Path(f"/proc/{pid}/limits").read_text("ascii").splitlines()
+    except OSError:
+        return None
+    limit = next((line.split()[3] for line in lines if line.startswith("Max open files")), "unlimited")
+    return (count, int(limit)) if limit.isdecimal() else None
 
 
 def processes_with(path: Path) -> list[tuple[int, str]]:

@@ -109,6 +109,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.cli.change", "commands that change a store"),
     ("cystore.cli.copies", "commands that make something else: a store of another directory, a report"),
     ("cystore.cli.ha", "commands about replication"),
+    ("cystore.cli.host", "commands about the host and the program: doctor, completion"),
     ("cystore.cli", "the console command `cystore`"),
     ("cystore.__main__", "`python -m cystore`"),
     ("cystore.spark.options", "options of a read"),

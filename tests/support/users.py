@@ -44,7 +44,7 @@ os.setgroups(groups)
 os.setresgid(user, user, user)
 os.setresuid(user, user, user)
 """
-COMMANDS = [["info"], ["dump"], ["verify"], ["query", "T", "no-key"]]
+COMMANDS = [["info"], ["dump"], ["verify"], ["query", "T", "no-key"], ["doctor"]]
 
 
 class User(Process):

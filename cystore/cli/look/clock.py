@@ -21,7 +21,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "one JSON object")
 
 
-def _times(parts: Attachment) -> dict[str, int]:
+def times(parts: Attachment) -> dict[str, int]:
+    """The store's time beside the wall clock, ms."""
     control = parts.control
     return {
         "now_ms": clock.now_ms(control),
@@ -39,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
             cystore.open(args.path, config=store_config(args, services=()), progress=report) as store,
         ):
             store.believe_clock()
-    found = looked_at(args.path, store_config(args, read_only=True, services=()), _times)
+    found = looked_at(args.path, store_config(args, read_only=True, services=()), times)
     if args.json:
         write_json(found)
     else:

@@ -29,23 +29,23 @@ from cystore.system import files, platform
 from cystore.verify.compacted import missing_file
 
 
-def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
+def from_files(root: Path, state: facts.State) -> dict[str, Any]:
     """Facts from the files alone."""
-    free, capacity = files.free_space(args.path)
+    free, capacity = files.free_space(root)
     return {
-        "path": str(args.path),
+        "path": str(root),
         "state": state.name,
         "writable": state.writable,
-        "file_system": platform.file_system(args.path),
+        "file_system": platform.file_system(root),
         "has_cystore_records": state.has_cystore_records,
-        "segments": [dataclasses.asdict(segment) for segment in facts.segments(args.path)],
-        "log_folders": facts.log_folders(args.path),
-        "checkpoint": read_checkpoint(args.path)._asdict(),
-        "holes": [dataclasses.asdict(hole) for hole in read_damaged_ranges(args.path)],
-        "given_up": [lost._asdict() for lost in read_given_up(args.path)],
-        "compaction": _compaction(args.path),
-        "skipped": skipped_entries(args.path),
-        "disk": {name: dataclasses.asdict(use) for name, use in facts.disk_use(args.path).items()},
+        "segments": [dataclasses.asdict(segment) for segment in facts.segments(root)],
+        "log_folders": facts.log_folders(root),
+        "checkpoint": read_checkpoint(root)._asdict(),
+        "holes": [dataclasses.asdict(hole) for hole in read_damaged_ranges(root)],
+        "given_up": [lost._asdict() for lost in read_given_up(root)],
+        "compaction": _compaction(root),
+        "skipped": skipped_entries(root),
+        "disk": {name: dataclasses.asdict(use) for name, use in facts.disk_use(root).items()},
         "disk_free_bytes": free,
         "disk_capacity_bytes": capacity,
     }
@@ -67,6 +67,13 @@ def _compaction(root: Path) -> dict[str, Any] | None:
         "damaged": found.damaged,
         "findings": [one._asdict() for one in found.findings],
     }
+
+
+def can_be_read(state: facts.State, attached: dict[str, Any] | None) -> bool:
+    """Whether this process can read the positions of a store with these attached processes."""
+    return state.name != "exclusive" and (
+        attached is None or attached["is_ours"] or attached["can_be_followed"]
+    )
 
 
 def _positions_and_state(parts: Attachment) -> dict[str, Any]:
@@ -234,7 +241,7 @@ def _show_checkpoint(checkpoint: dict[str, int]) -> None:
     write_line(f"checkpoint: {times}; durable up to {checkpoint['watermark']}")
 
 
-def _attached(root: Path) -> dict[str, Any] | None:
+def attached_to(root: Path) -> dict[str, Any] | None:
     """The processes that have the store open, and their version. Needs no attachment, so it works for another version,
     too."""
     head = read_head(root)
@@ -271,9 +278,9 @@ def _show_attached(attached: dict[str, Any], root: str) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     state = facts.state(args.path)
-    info = _files(args, state)
-    info["attached"] = attached = _attached(args.path) if state.name == "live" else None
-    if state.name != "exclusive" and (attached is None or attached["is_ours"] or attached["can_be_followed"]):
+    info = from_files(args.path, state)
+    info["attached"] = attached = attached_to(args.path) if state.name == "live" else None
+    if can_be_read(state, attached):
         info |= looked_at(args.path, store_config(args, read_only=True, services=()), _positions_and_state)
     if args.json:
         write_json(info)

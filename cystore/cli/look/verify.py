@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 from cystore import StoreConfig, StoreLockedError
 from cystore.dledger.verify import verify as verify_ledger
@@ -17,17 +18,18 @@ from cystore.recovery.walk.findings import Damage
 from cystore.verify import Bounds, verify
 
 
-def _damage(args: argparse.Namespace, config: StoreConfig, state: facts.State) -> Iterator[Damage]:
+def damage_of(root: Path, config: StoreConfig, state: facts.State) -> Iterator[Damage]:
+    """Each damaged range of a store that no process has exclusively."""
     with progress() as report:
         if state.name != "live":
-            yield from verify(args.path, config, abnormal=state.name == "crashed", progress=report)
+            yield from verify(root, config, abnormal=state.name == "crashed", progress=report)
             return
-        with attached(args.path, config) as parts:
+        with attached(root, config) as parts:
             control = parts.control
             dispatched = control.dispatched
             bounds = Bounds(control.min_physical_offset, control.wrote, dispatched, complete=False)
             yield from verify(
-                args.path,
+                root,
                 parts.config,
                 bounds=bounds,
                 minimum=lambda: control.min_physical_offset,
@@ -55,7 +57,7 @@ def _run(args: argparse.Namespace) -> int:
             path=args.path,
         )
     count = 0
-    for found in _damage(args, config, state):
+    for found in damage_of(args.path, config, state):
         _write(found, as_json=args.json)
         count += 1
     if count and state.name != "live" and facts.state(args.path) != state:

@@ -44,6 +44,7 @@ class ControlHead(NamedTuple):
     layout_version: int  # 0 if the block does not contain it
     release: str
     request: int  # the word `handover`
+    pid_namespace: int = 0  # of the attached writers: inode of the namespace
 
     @property
     def handover(self) -> bool:
@@ -91,6 +92,7 @@ def read_head(root: Path) -> ControlHead | None:
         _number(data, "layout_version", "I"),
         text.decode("ascii", "backslashreplace"),
         _number(data, "handover", "I"),
+        _number(data, "pid_namespace", "Q"),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cystore._native.memory.control import Control
 from cystore.config import StoreConfig
-from cystore.engine.files.log_folders import LogFolders, space_of
+from cystore.engine.files.log_folders import LogFolders, Space, space_of
 from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import StoreFullError
 from cystore.layout import FLAGS
@@ -15,6 +15,25 @@ from cystore.layout import FLAGS
 log = logging.getLogger("cystore")
 
 DISK_FULL = FLAGS["FLAG_DISK_FULL"][0]
+
+
+def space_for(root: Path, log_folders: LogFolders | None) -> Space:
+    """The space for a store: in its directory, and on the emptiest disk of the log."""
+    used, free_bytes = space_of(root)
+    if log_folders is not None:
+        spaces = log_folders.spaces().values()
+        used = max(used, min(space.used_percent for space in spaces))
+        free_bytes = min(free_bytes, max(space.free_bytes for space in spaces))
+    return Space(used, free_bytes)
+
+
+def why_full(space: Space, config: StoreConfig) -> str:
+    """The reason to refuse writes with so little space; empty if there is none."""
+    if space.used_percent > config.disk_space_warning_level_ratio:
+        return f"{space.used_percent:.1f} % of the disk is used, more than disk_space_warning_level_ratio"
+    if space.free_bytes < config.min_free_bytes:
+        return f"{space.free_bytes} bytes are free on the disk, less than min_free_bytes"
+    return ""
 
 
 class DiskSpace:
@@ -39,22 +58,12 @@ class DiskSpace:
         """The bytes that this user may still write: in the store's directory, and on the emptiest disk of the log."""
         return self._look()[1]
 
-    def _look(self) -> tuple[float, int]:
-        used, free_bytes = space_of(self._root)
-        if self._log_folders is not None:
-            spaces = self._log_folders.spaces().values()
-            used = max(used, min(space.used_percent for space in spaces))
-            free_bytes = min(free_bytes, max(space.free_bytes for space in spaces))
-        return used, free_bytes
+    def _look(self) -> Space:
+        return space_for(self._root, self._log_folders)
 
     def _full(self) -> str:
         """The reason to refuse writes; empty if there is none."""
-        used, free_bytes = self._look()
-        if used > self._config.disk_space_warning_level_ratio:
-            return f"{used:.1f} % of the disk is used, more than disk_space_warning_level_ratio"
-        if free_bytes < self._config.min_free_bytes:
-            return f"{free_bytes} bytes are free on the disk, less than min_free_bytes"
-        return ""
+        return why_full(self._look(), self._config)
 
     def watch(self) -> float:
         """Switches writing off on a full disk, for every attached process, and on again; returns the used
