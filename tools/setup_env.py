@@ -184,6 +184,22 @@ SYSTEM = (
         otherwise="the model of the append protocol is not explored",
     ),
     SystemPackage(
+        "the shells zsh and fish",
+        "zsh fish",
+        lambda: bool(shutil.which("zsh") and shutil.which("fish")),
+        TESTS,
+        required=False,
+        otherwise="completion is tried in bash alone",
+    ),
+    SystemPackage(
+        "man and mandoc",
+        "man-db mandoc",
+        lambda: bool(shutil.which("man") and shutil.which("mandoc")),
+        TESTS,
+        required=False,
+        otherwise="manual pages are written, and not read",
+    ),
+    SystemPackage(
         "the browser Chromium",
         "chromium",
         lambda: bool(shutil.which("chromium")),

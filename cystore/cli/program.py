@@ -32,6 +32,7 @@ from cystore.cli.copies.import_ledger import COMMAND as IMPORT
 from cystore.cli.copies.report import COMMAND as REPORT
 from cystore.cli.copies.snapshot import COMMAND as SNAPSHOT
 from cystore.cli.ha.group import COMMAND as HA
+from cystore.cli.host.completion import COMMAND as COMPLETION
 from cystore.cli.host.doctor import COMMAND as DOCTOR
 from cystore.cli.look.clock import COMMAND as CLOCK
 from cystore.cli.look.dispatchers import COMMAND as DISPATCHERS
@@ -62,7 +63,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, READ, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE,
     CONFIG, CLEAN, COMPACT, CLOCK,
     HANDOVER, SNAPSHOT, IMPORT, TRANSACTIONS, GROUPS, LAG, RESET_OFFSET, FILTERS, FILTERS_ADD, FILTERS_REMOVE,
-    DISPATCHERS, REPLICATE, HA, METRICS, REPORT, SPANS, WEB, DOCTOR,
+    DISPATCHERS, REPLICATE, HA, METRICS, REPORT, SPANS, WEB, DOCTOR, COMPLETION,
 )  # fmt: skip
 ALIKE = 3  # reports that differ in numbers and names only
 
@@ -109,7 +110,9 @@ def _joined(words: list[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code. Errors of the store are one line on standard error."""
     whole_streams()
-    args = build_parser().parse_args(_joined(list(sys.argv[1:] if argv is None else argv)))
+    parser = build_parser()
+    args = parser.parse_args(_joined(list(sys.argv[1:] if argv is None else argv)))
+    args.program = parser  # for `completion`
     name = args.called
     reports = _reports()
     signal.signal(signal.SIGTERM, _terminated)

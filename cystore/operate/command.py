@@ -38,6 +38,7 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     listed: bool = True  # among all commands; the others are named by their group's help
     several: bool = False  # it takes several stores at once
+    of_store: bool = True  # it takes a store and its settings
 
     def add_to(self, commands: Any) -> None:
         """Adds the command to the commands of a parser."""
@@ -50,14 +51,19 @@ class Command:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        many = {"nargs": "+", "help": "directories of the stores"} if self.several else {}
+        if self.of_store:
+            self._add_store(parser)
+        self.add_arguments(parser)
+        if self.of_store:
+            add_settings(parser)
+        called = parser.prog.partition(" ")[2]  # with the group's name
+        parser.set_defaults(command=self, called=called, usage_error=parser.error)
+
+    def _add_store(self, parser: argparse.ArgumentParser) -> None:
+        many: dict[str, Any] = {"nargs": "+", "help": "directories of the stores"} if self.several else {}
         parser.add_argument(
             "path", **{"metavar": "PATH", "type": store_path, "help": "directory of the store", **many}
         )
-        self.add_arguments(parser)
-        add_settings(parser)
-        called = parser.prog.partition(" ")[2]  # with the group's name
-        parser.set_defaults(command=self, called=called, usage_error=parser.error)
 
 
 @dataclasses.dataclass(frozen=True)
