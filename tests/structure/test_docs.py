@@ -123,7 +123,7 @@ def test_a_block_that_fails_is_seen(tmp_path):
 
 
 SHELL = ("sh", "bash", "console", "shell")
-OUR_PACKAGES = ("benchmarks", "cystore", "tests", "tools")
+OUR_PACKAGES = ("benchmarks", "cystore", "examples", "tests", "tools")
 GROUPS = ("topics", "quarantine", "ha")  # commands of `cystore` with commands of their own
 
 
