@@ -1,17 +1,19 @@
 """A small HTTP server that answers `GET /metrics`. It needs the standard library alone, so a worker can have it.
 
-A client that is slow, or says nothing, loses its connection after `HEAD_S`. `CONNECTIONS_MOST` such clients delay the
-others for that long at most.
+A client that is slow, or says nothing, loses its connection after `HEAD_S`. When `CONNECTIONS_MOST` are connected, the
+client that the server has waited for the longest loses it at once. So such clients, however many, keep nobody out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 
 from cystore.clock import monotonic_s
@@ -67,6 +69,9 @@ class Listener:
         self._socket, self._text = listening, text
         self._socket.settimeout(ACCEPT_S)
         self._free = threading.BoundedSemaphore(CONNECTIONS_MOST)
+        # The clients that must send or read on, the longest wait first.
+        self._awaited: dict[socket.socket, None] = {}
+        self._awaited_lock = threading.Lock()
         self._ends = False
         self._trouble = Trouble()
         host, port = listening.getsockname()[:2]
@@ -80,8 +85,10 @@ class Listener:
 
     def serve_once(self) -> None:
         """Waits a while for a client, and begins its answer."""
-        if not self._free.acquire(timeout=ACCEPT_S):
-            return
+        if not self._free.acquire(blocking=False):
+            self._drop_slowest()
+            if not self._free.acquire(timeout=ACCEPT_S):
+                return
         try:
             client, _ = self._socket.accept()
         except (TimeoutError, ConnectionError):  # nobody came, or the client is gone again
@@ -110,10 +117,32 @@ class Listener:
         _listeners.discard(self)
         self._socket.close()
 
+    def _drop_slowest(self) -> None:
+        """Ends the connection of the client that the server has waited for the longest."""
+        with self._awaited_lock:
+            for client in self._awaited:
+                with contextlib.suppress(OSError):  # the client has ended it
+                    client.shutdown(socket.SHUT_RDWR)
+                del self._awaited[client]
+                return
+
+    @contextmanager
+    def _awaiting(self, client: socket.socket) -> Iterator[None]:
+        """While the block waits for a client, its connection may be dropped for another one."""
+        with self._awaited_lock:
+            self._awaited[client] = None
+        try:
+            yield
+        finally:
+            with self._awaited_lock:
+                self._awaited.pop(client, None)
+
     def _answer(self, client: socket.socket) -> None:
         try:
             with client:
-                status, media, text = self._answered(_head(client))
+                with self._awaiting(client):
+                    head = _head(client)
+                status, media, text = self._answered(head)
                 body = text.encode()
                 lines = (
                     f"HTTP/1.1 {status.value} {status.phrase}",
@@ -125,7 +154,8 @@ class Listener:
                     "",
                 )
                 client.settimeout(SEND_S)
-                client.sendall("\r\n".join(lines).encode() + body)
+                with self._awaiting(client):
+                    client.sendall("\r\n".join(lines).encode() + body)
                 client.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             log.debug("a client of the metrics left: %s", error)
