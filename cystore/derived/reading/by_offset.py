@@ -89,6 +89,7 @@ class QueueObstacles:
             return None
         queue = self._queues.get(slot)
         control, name = self._control, (queue.topic.encode(), queue.queue_id)
+        room = max(1, min(room, queue.max_offset - queue_offset))  # a caller may ask for 2^31 messages
         if walks == 0:
             minimum = control.min_physical_offset
             try:

@@ -4,7 +4,10 @@ the walk looks at."""
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -188,3 +191,29 @@ def test_a_table_refuses_what_it_cannot_hold(tmp_path):
         writer.put("T", b"")
         with pytest.raises(IndexError, match="no queue slot 1"):
             entries(TailTable(), reader, 1, 0, 1)
+
+
+@pytest.mark.unsanitized  # the sanitizer needs its own memory
+def test_entries_from_the_log_take_no_memory_for_messages_that_are_not_there(tmp_path):
+    """Seen: a reader that asked for 2^31 - 1 messages of a queue whose files are gone got OSError: 43 GB were to be
+    mapped."""
+    with open_small(tmp_path / "s") as store:
+        for number in range(100):
+            store.put("T", b"%d" % number)
+        store.dispatch()
+        code = (
+            "import os, resource, cystore\n"
+            f"store = cystore.open({str(store.path)!r}, read_only=True)\n"
+            "pages = int(open('/proc/self/statm').read().split()[0])\n"
+            "limits = pages * os.sysconf('SC_PAGE_SIZE') + (1 << 30), resource.getrlimit(resource.RLIMIT_AS)[1]\n"
+            "resource.setrlimit(resource.RLIMIT_AS, limits)\n"
+            "found = store.get('T', 0, 60, 2**31 - 1)\n"
+            "print([message.queue_offset for message in found.messages])"
+        )
+        for file in (store.path / "consumequeue" / "T" / "0").iterdir():
+            file.unlink()
+        answer = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+    first, *rest = json.loads(answer)
+    assert first == 60 and rest == list(range(61, 61 + len(rest)))
