@@ -320,9 +320,8 @@ class ConsumeQueue:
         minimum = self.min_offset
         removed = self.files.remove_below(minimum * ENTRY_BYTES)
         if removed and self.ext is not None:
-            first = next(
-                (entry for _, entry in self.entries(minimum, self.max_offset) if entry is not None), None
-            )
+            at = self.next_message(minimum, self.max_offset)  # None too if somebody removed its file
+            first = None if at is None else self.entry(at)
             if first is not None:
                 removed += self.ext.remove_below(first.tags_code)
         return removed

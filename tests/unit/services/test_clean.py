@@ -308,6 +308,24 @@ def test_extended_units_go_with_their_queue(tmp_path, later):
         assert all(m.tags == "a" for m in everything(store)["T", 0])
 
 
+def test_a_clean_goes_on_without_a_file_that_somebody_removed(tmp_path, later):
+    """Seen: each clean raised OffsetError until a reader came to the file, and no other queue followed the log."""
+    ext = {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext_bytes": 1024}
+    with open_small(tmp_path / "s", record_format="rocketmq", **ext, **HOURS) as store:
+        for n in range(300):
+            store.put("T", b"x" * 300, keys=(f"k{n}",), tags="a")
+        settle(store)
+        files = sorted((store.path / "consumequeue" / "T" / "0").iterdir())
+        begin = next(m.queue_offset for m in store.scan(store.stats()["wrote"] // LOG_BYTES * LOG_BYTES))
+        holder = [file for file in files if int(file.name) <= 20 * begin][-1]
+    with open_small(tmp_path / "s", record_format="rocketmq", **ext, **HOURS) as store:
+        holder.unlink()
+        later(73)
+        assert store.clean().segments
+        found = everything(store)["T", 0]
+        assert [m.queue_offset for m in found] == list(range(begin, 300))
+
+
 def test_a_view_taken_before_stays_readable(tmp_path, later):
     with open_small(tmp_path / "s", **HOURS) as store:
         fill(store)
