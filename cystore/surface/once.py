@@ -37,8 +37,9 @@ class StoreOnce(StoreHandle):
 
         The key is the message's unique key, so `query` finds it, and a message that was put with ``unique_key=`` counts
         too. This holds for all processes and threads, and after a kill: if a caller does not know whether its put
-        succeeded, it repeats the call. With sync flush the answer comes when the message is durable, whoever put it.
-        A message that readers do not get does not count: it expired, was cleaned or damaged, or its topic was deleted.
+        succeeded, it repeats the call. With sync flush the answer comes when the message is durable, also if another
+        call put it. A message that readers do not get does not count: it expired, was cleaned or damaged, or its topic
+        was deleted.
 
         Raises StoreTimeoutError when another process has been putting the same key for busy_timeout_ms,
         StoreConfigError for a store without an index (message_index_enable), and the errors of `put`.

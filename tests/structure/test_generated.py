@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 
+import cystore
 from tests.structure.sources import ROOT, files, module_of, name_of
+from tools import api_page
 
 KERNELS = files(".pyx", under="cystore/_native")
 
@@ -40,6 +43,20 @@ def test_a_stale_file_is_seen(tmp_path):
     done = _run(str(tmp_path / "tools/layout_sources.py"), "--check")
     assert done.returncode == 1
     assert "layout.h is stale" in done.stderr
+
+
+def test_the_page_on_the_library_has_the_names_of_today():
+    """Its texts may be older than the docstrings: `python -m tools.api_page` writes them anew."""
+    shown = re.findall(r"^##+ (.+)$", api_page.PAGE.read_text(), re.MULTILINE)
+    assert shown == re.findall(r"^##+ (.+)$", api_page.page(), re.MULTILINE)
+
+
+def test_the_page_on_the_library_has_every_public_name():
+    page = (ROOT / "docs" / "api.md").read_text()
+    errors = (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert not [name for name in cystore.__all__ if f"\n## {name}\n" not in page and f"\n### {name}\n" not in errors
+                and f"### cystore.{name}\n" not in page]  # fmt: skip
+    assert "### store.wait\n" in page and "`OFFSET_TOO_SMALL`" in page and "### store.groups.lags\n" in page
 
 
 def test_every_kernel_has_a_stub():
