@@ -17,7 +17,9 @@ import pytest
 
 import cystore
 from cystore import clock
-from cystore.cli.host.doctor import CHECKS
+from cystore.cli.host import store_checks
+from cystore.cli.host.doctor import CHECKS, findings
+from cystore.cli.host.site import Site
 from cystore.services.duty_table import DutyRun, Outcome
 from cystore.system import platform
 from tests.crash.faults.namespace import UNSHARE, obstacle
@@ -134,8 +136,36 @@ def test_a_store_that_one_process_has_for_itself(command, store_path):
     with cystore.open(store_path, exclusive=True, **stores.SMALL) as store:
         store.put("t", b"")
         found = doctor(command, store_path, status=0)
+    assert found["attached"] == [("ok", f"process {os.getpid()}")]
     assert levels(found, "directory") == ["warn"] == levels(found, "content")
     assert "clock" not in found and "records" not in found
+
+
+def test_a_control_block_that_somebody_removed(command, store_path):
+    with cystore.open(store_path, **stores.SMALL) as store:
+        store.put("t", b"")
+        aside = store_path.with_name("control")
+        (store_path / "control").rename(aside)
+        found = doctor(command, store_path, status=1)
+        aside.rename(store_path / "control")
+        assert levels(found, "attached") == ["ok", "bad"] and levels(found, "content") == ["bad"]
+
+
+def test_a_request_to_leave(command, store_path):
+    with cystore.open(store_path, **stores.SMALL):
+        command.run("handover", store_path, "--wait", "0")
+        found = doctor(command, store_path, status=0)
+        assert levels(found, "attached") == ["ok", "warn"]
+
+
+def test_a_log_that_is_long_is_read_when_asked(store_path, monkeypatch):
+    puts = stores.write(store_path, 40)
+    stores.damage(store_path, puts[10].physical_offset + 40)
+    monkeypatch.setattr(store_checks, "READ_ALL_BYTES", 0)
+    for reads_all in (False, True):
+        site = Site(store_path, cystore.StoreConfig(), reads_all=reads_all)
+        told = [finding.level for check, finding in findings(site) if check.name == "records"]
+        assert ("bad" in told) == reads_all
 
 
 def test_a_damaged_record(command, store_path):
@@ -246,6 +276,27 @@ def test_a_disk_with_few_inodes(tmp_path):
         "ok",
         "warn",
     ]
+
+
+OVERLAY = 'mount -t overlay none -o "lowerdir=$0/low,upperdir=$0/up,workdir=$0/work" "$0/all" && exec "$@"'
+
+
+@pytest.mark.may_skip(NOT_ASKED)
+def test_the_file_system_of_a_container(command):
+    """Its files vanish with the container, so writers are refused; with the setting they are not."""
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        for name in ("low", "up", "work", "all"):
+            (Path(folder) / name).mkdir()
+        for more, level in ((), "bad"), (("--set", "allow_any_file_system=true"), "warn"):
+            words = [*command.words, "doctor", f"{folder}/all/store", "--json", *more]
+            done = subprocess.run(
+                ["unshare", "--mount", "--map-root-user", "sh", "-c", OVERLAY, folder, *words],
+                env=command.environment, cwd=command.folder, text=True, capture_output=True, check=False,
+            )  # fmt: skip
+            if "unshare" in done.stderr or "mount:" in done.stderr:
+                pytest.skip(NOT_ASKED)
+            found = report(done.stdout)
+            assert levels(found, "file system") == [level] and "overlay" in found["file system"][0][1]
 
 
 def test_a_store_that_others_may_write_to(command, store_path):

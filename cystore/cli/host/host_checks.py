@@ -232,7 +232,8 @@ def layout(site: Site) -> Iterator[Finding]:
     """The version that has the store open now."""
     attached = site.attached
     if attached is None:
-        yield ok("no process has the store open, so this version can")
+        is_free = site.state is not None and site.state.name in ("closed", "crashed")
+        yield ok("no process has the store open, so this version can" if is_free else "not known")
         return
     theirs = f"attached is cystore {attached['release'] or '(older)'} with layout {attached['layout_version'] or '?'}"
     if attached["is_ours"]:

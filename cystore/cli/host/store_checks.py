@@ -9,7 +9,7 @@ from itertools import islice
 from cystore import clock
 from cystore.cli.host.site import Content, Finding, Site, bad, ok, warn
 from cystore.cli.look.verify import damage_of
-from cystore.engine.inspect.control_head import read_head
+from cystore.engine.inspect.control_head import attached_processes, read_head
 from cystore.engine.manifest.manifest import read_facts
 from cystore.layout import FLAGS
 from cystore.operate import facts
@@ -61,27 +61,31 @@ def directory(site: Site) -> Iterator[Finding]:
 
 def attached(site: Site) -> Iterator[Finding]:
     """The processes that have the store open, and whether they run."""
-    found = site.attached
-    if found is None:
+    state = site.state
+    assert state is not None
+    if state.name not in ("live", "exclusive"):
         yield ok("no process")
         return
-    processes = found["processes"]
-    named = ", ".join(str(process["pid"]) for process in processes[:PROCESSES_SHOWN])
+    processes = attached_processes(site.path)
+    named = ", ".join(str(pid) for pid, _ in processes[:PROCESSES_SHOWN])
     more = f" and {len(processes) - PROCESSES_SHOWN} more" if len(processes) > PROCESSES_SHOWN else ""
     if processes:
         yield ok(f"process {named}{more}")
     else:
         yield ok("processes that this one cannot see: of another user or PID namespace")
-    stopped = [str(process["pid"]) for process in processes if platform.is_stopped(process["pid"])]
+    stopped = [str(pid) for pid, _ in processes if platform.is_stopped(pid)]
     if stopped:
         yield bad(
             f"stopped: process {', '.join(stopped)}; if it holds a lock, every other process waits",
             f"kill -CONT {' '.join(stopped)}, or end it",
         )
-    if found["handover_text"] is not None:
-        yield warn(
-            "the attached processes are asked to leave", f"if nobody upgrades now: {found['handover_text']}"
+    if state.name == "live" and site.attached is None:
+        yield bad(
+            "their control block is gone, or damaged", "stop these processes, then open the store again"
         )
+    request = facts.standing_request(site.path)
+    if request is not None:
+        yield warn("the attached processes are asked to leave", f"if nobody upgrades now: {request}")
 
 
 def namespace(site: Site) -> Iterator[Finding]:
