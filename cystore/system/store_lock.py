@@ -59,9 +59,11 @@ class StoreLocks:
                 # Opened first, so that an exiting process gives it up first: see `_flock`.
                 self._directory_file = files.open_file(root, os.O_RDONLY | os.O_DIRECTORY)
                 self._file = files.open_file(self.path, flags)
-            if not read_only and os.fstat(self._fd).st_size == 0:
-                with files.translated(self.path):
+            with files.translated(self.path):
+                is_blank = not read_only and not os.pread(self._fd, len(LOCK_TEXT), 0).strip(b"\0")
+                if is_blank:
                     os.pwrite(self._fd, LOCK_TEXT, 0)
+            if is_blank:
                 # Made durable before any other name: it marks the remains of a store whose making a power cut ended.
                 files.sync(self._fd, self.path)
                 files.sync_directory(self.path.parent)

@@ -139,6 +139,15 @@ def test_what_a_kill_leaves_of_a_new_store_is_opened(tmp_path, left):
         store.put("T", b"1", flush="sync")
 
 
+@pytest.mark.parametrize("text", [b"", bytes(4)], ids=["empty", "zeros"])
+def test_a_lock_whose_text_a_power_cut_took_begins_a_new_store(tmp_path, text):
+    """Its length may be durable before its text."""
+    make(tmp_path, {"lock": text})
+    with open_small(tmp_path) as store:
+        store.put("T", b"1", flush="sync")
+    assert (tmp_path / "lock").read_bytes() == b"lock"
+
+
 def test_names_in_tmp_that_are_not_ours_stay(tmp_path):
     """A kill leaves files with names of 32 hexadecimal digits there."""
     root = tmp_path / "s"

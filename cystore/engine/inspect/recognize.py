@@ -145,7 +145,7 @@ def _has_lock_alone(root: Path) -> bool:
     length = _length(path)
     if length is None or length > len(LOCK_TEXT):
         return False
-    names = files.names(root)
-    if length == 0:  # a kill before the text was written
+    names, text = files.names(root), files.read_all(path)
+    if not text.strip(b"\0"):  # a kill before the text was written, or a power cut before it was durable
         return names <= {LOCK_NAME, "lost+found"}
-    return names <= NAMES and files.read_all(path) == LOCK_TEXT
+    return names <= NAMES and text == LOCK_TEXT
