@@ -71,6 +71,7 @@ class StoreConfig(_Given):
     store_host: str = "127.0.0.1:10911"
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     flush_delay_offset_interval_ms: int = 10_000
+    timer_max_delay_s: int = 366 * 86_400  # of a message with a due time of its own
 
     transaction_timeout_ms: int = 6_000
     transaction_check_interval_ms: int = 60_000
@@ -427,6 +428,7 @@ _BOUNDS = {
     "flush_consume_queue_least_pages": (0, 1 << 20),
     "flush_consume_queue_thorough_interval_ms": (0, 86_400_000),
     "flush_delay_offset_interval_ms": (0, 86_400_000),
+    "timer_max_delay_s": (1, 36_525 * 86_400),
     "sync_flush_timeout_ms": (1, 86_400_000),
     "transient_store_pool_size": (1, 1024),
     "commit_interval_commit_log_ms": (1, 86_400_000),

@@ -47,6 +47,7 @@ from cystore.surface.arrivals import StoreArrivals
 from cystore.surface.consumers import StoreConsumers
 from cystore.surface.once import StoreOnce
 from cystore.surface.places import StorePlaces
+from cystore.surface.timed import StoreTimed
 from cystore.surface.transactions import StoreTransactions
 from cystore.surface.upkeep import StoreUpkeep
 from cystore.surface.waits import StoreWaits
@@ -122,7 +123,14 @@ def _group_offsets(parts: Attachment) -> GroupOffsets:
 
 
 class MessageStore(
-    StorePlaces, StoreWaits, StoreUpkeep, StoreArrivals, StoreConsumers, StoreTransactions, StoreOnce
+    StorePlaces,
+    StoreWaits,
+    StoreTimed,
+    StoreUpkeep,
+    StoreArrivals,
+    StoreConsumers,
+    StoreTransactions,
+    StoreOnce,
 ):
     """A store that this process is attached to; made by `cystore.open`. Safe for threads.
 
@@ -436,33 +444,33 @@ class MessageStore(
         delay_level: int = 0,
         busy_timeout_ms: int | None = None,
         expires_at_ms: int | None = None,
+        deliver_at_ms: int | None = None,
+        delay_ms: int | None = None,
         dedup_key: str | None = None,
     ) -> PutResult:
         """Appends one message and returns its place.
 
         `topic` is 1 to 127 of letters, digits, % | _ and -; `body` is any bytes-like object of at most
-        max_message_size_bytes (anything but `bytes` is copied). `query` finds messages by `keys`, `get` filters by
-        `tags`; keys, tags and `properties` together take at most 32,767 bytes. ``flush="sync"`` returns only when the
-        message is durable, ``"async"`` at once; the default is the setting flush_disk_type.
+        max_message_size_bytes (all but `bytes` is copied). `query` finds messages by `keys`, `get` filters by `tags`;
+        keys, tags and `properties` together take at most 32,767 bytes. ``flush="sync"`` returns only when the message
+        is durable, ``"async"`` at once; the default is the setting flush_disk_type.
 
-        With a `delay_level` from 1 on (of message_delay_level; a level above the last is refused) the message waits in
-        SCHEDULE_TOPIC_XXXX until it is due and a process delivers it (`deliver`). The result describes its place there.
-
-        From `expires_at_ms` on (ms since the epoch) reads leave the message out.
-
-        With a `dedup_key` only the first put of the key within dedup_window_ms appends; each later one returns the
-        place of that message (`put_once`).
-
-        Waits up to `busy_timeout_ms` (default: the setting os_page_cache_busy_timeout_ms) for a holder of the append
-        lock that makes no progress, for example a stopped process.
+        With a `delay_level` from 1 on (of message_delay_level), `deliver_at_ms` (ms since the epoch) or `delay_ms`
+        (up to timer_max_delay_s) it waits in SCHEDULE_TOPIC_XXXX until it is due and delivered (`deliver`). The result
+        describes its place there.
+        From `expires_at_ms` on (ms since the epoch) reads leave the message out. With a `dedup_key` only the first put
+        of the key within dedup_window_ms appends; each later one returns the place of that message (`put_once`). Waits
+        up to `busy_timeout_ms` for a holder of the append lock that makes no progress, such as a stopped process.
 
         Raises MessageIllegalError, StoreFullError, StoreNotWritableError, PageCacheBusyError, StoreClosedError; with
-        sync flush also FlushFailedError and StoreTimeoutError, whose `results` hold the messages that were appended
-        nevertheless.
+        sync flush also FlushFailedError and StoreTimeoutError, whose `results` hold the messages that were appended.
         """
         if dedup_key is not None:
-            if unique_key is not None or whole("delay_level", delay_level, 0):
-                raise MessageIllegalError("dedup_key: goes with neither unique_key nor delay_level")
+            others = unique_key, deliver_at_ms, delay_ms
+            if whole("delay_level", delay_level, 0) or any(one is not None for one in others):
+                raise MessageIllegalError(
+                    "dedup_key: goes with neither unique_key nor delay_level nor a time"
+                )
             return self.put_once(
                 topic, body, dedup_key=dedup_key, window_ms=self.config.dedup_window_ms, queue_id=queue_id, keys=keys,
                 tags=tags, properties=properties, flag=flag, flush=flush, busy_timeout_ms=busy_timeout_ms,
@@ -471,7 +479,7 @@ class MessageStore(
         return self._revive().put(
             topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag, flush=flush,
             unique_key=unique_key, delay_level=delay_level, busy_timeout_ms=busy_timeout_ms,
-            expires_at_ms=expires_at_ms,
+            expires_at_ms=expires_at_ms, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms,
         )  # fmt: skip
 
     def put_many(

@@ -56,6 +56,7 @@ STORE: dict[str, str] = {
     "store_host": "the address that records name as their store's",
     "message_delay_level": "the delays of the levels 1, 2, ...",
     "flush_delay_offset_interval_ms": "how often the progress of delayed messages is saved; 0: after each delivery",
+    "timer_max_delay_s": "longest wait of a message with a time of its own (`deliver_at_ms`, `delay_ms`)",
     "transaction_timeout_ms": "`check_transactions` asks about a half message of this age; 0: at once",
     "transaction_check_interval_ms": "time until `check_transactions` asks about it again; 0: whenever it is called",
     "transaction_check_max": "number of times that it is asked about; then it is discarded",

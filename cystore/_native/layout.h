@@ -57,6 +57,8 @@
 #define DELAY_SECONDS_MAX 0xbbf81e00u /* of one level: a hundred years */
 #define DELAY_RUN_QUEUES 0x100 /* queue ids of SCHEDULE_TOPIC_XXXX between two queues of a level */
 #define DELAY_PROPERTY_ROOM 0x70 /* bytes that delivery may add to the properties of a delayed message */
+#define TIMER_QUEUE_ID 0xff /* queue of SCHEDULE_TOPIC_XXXX: messages with a due time of their own */
+#define TIMER_ENDS_QUEUE_ID 0xfe /* queue of SCHEDULE_TOPIC_XXXX: what was cancelled; nothing is delivered from it */
 #define QUEUE_ENTRY_BYTES 0x14 /* one message in a consume queue */
 #define EXT_UNIT_FIXED_BYTES 0x14 /* of an extended unit, but for its bitmap */
 #define EXT_UNIT_BYTES_MAX 0x7fff /* the length is a signed short */
@@ -65,13 +67,18 @@
 #define INDEX_SLOT_BYTES 0x4
 #define INDEX_ENTRY_BYTES 0x14
 #define CHECKPOINT_BYTES 0x1000
+#define TIMER_BLOCK_MESSAGES 0x10000 /* queue offsets in a block of the timer */
+#define TIMER_LEFT_AT 0x1000 /* 8 bytes for each message: which record took its place, 0 while it waits */
+#define TIMER_DUE_AT 0x81000 /* 8 bytes for each message: the due times in ascending order, ms */
+#define TIMER_PLACE_AT 0x101000 /* 2 bytes for each of these due times: the message's place in the block */
+#define TIMER_BLOCK_BYTES 0x121000 /* of a block of the timer */
 #define FLAG_SYNC_FAILED 0x1 /* an fsync failed: read-only until reopened */
 #define FLAG_NOT_WRITABLE 0x2 /* switched off by an operator */
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define FLAG_SLAVE 0x10 /* a slave: only what its master sends is appended */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x469b5d1c11f00ca0ull
+#define LAYOUT_FINGERPRINT 0x421c5d682ad09fcaull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -95,7 +102,7 @@
 #define PROPERTY_INNER_MULTI_DISPATCH "INNER_MULTI_DISPATCH" /* light queues of the message, with commas */
 #define PROPERTY_INNER_MULTI_QUEUE_OFFSET "INNER_MULTI_QUEUE_OFFSET" /* its queue offsets there */
 #define PROPERTY_DELAY_SOURCE "DELAY_SOURCE" /* of a delivered message: the record that waited */
-#define PROPERTY_DELAY_DUE "DELAY_DUE" /* due time of a delayed message that was carried forward, ms */
+#define PROPERTY_DELAY_DUE "DELAY_DUE" /* due time of a delayed message that was put with one or carried forward, ms */
 #define PROPERTY_EXPIRES_AT_MS "EXPIRES_AT_MS" /* time from which on reads leave the message out, ms */
 #define LOCK_CLEAN 0
 #define LOCK_HOUSEKEEPING 1
@@ -593,6 +600,50 @@ static inline uint64_t queue_table_row_mark(const uint8_t *p) {
 }
 static inline void queue_table_row_set_mark(uint8_t *p, uint64_t v) {
     store_be64(p + QUEUE_TABLE_ROW_MARK_AT, (uint64_t)v);
+}
+
+/* timer/: header of a block */
+#define TIMER_BLOCK_MAGIC_AT 0
+#define TIMER_BLOCK_BEGIN_AT 8
+#define TIMER_BLOCK_SORTED_AT 16
+#define TIMER_BLOCK_CHECKSUM_AT 20
+#define TIMER_BLOCK_CHANGES_AT 24
+#define TIMER_BLOCK_SYNCED_AT 32
+static inline uint64_t timer_block_magic(const uint8_t *p) {
+    return (uint64_t)load_be64(p + TIMER_BLOCK_MAGIC_AT);
+}
+static inline void timer_block_set_magic(uint8_t *p, uint64_t v) {
+    store_be64(p + TIMER_BLOCK_MAGIC_AT, (uint64_t)v);
+}
+static inline int64_t timer_block_begin(const uint8_t *p) {
+    return (int64_t)load_be64(p + TIMER_BLOCK_BEGIN_AT);
+}
+static inline void timer_block_set_begin(uint8_t *p, int64_t v) {
+    store_be64(p + TIMER_BLOCK_BEGIN_AT, (uint64_t)v);
+}
+static inline int32_t timer_block_sorted(const uint8_t *p) {
+    return (int32_t)load_be32(p + TIMER_BLOCK_SORTED_AT);
+}
+static inline void timer_block_set_sorted(uint8_t *p, int32_t v) {
+    store_be32(p + TIMER_BLOCK_SORTED_AT, (uint32_t)v);
+}
+static inline uint32_t timer_block_checksum(const uint8_t *p) {
+    return (uint32_t)load_be32(p + TIMER_BLOCK_CHECKSUM_AT);
+}
+static inline void timer_block_set_checksum(uint8_t *p, uint32_t v) {
+    store_be32(p + TIMER_BLOCK_CHECKSUM_AT, (uint32_t)v);
+}
+static inline int64_t timer_block_changes(const uint8_t *p) {
+    return (int64_t)load_be64(p + TIMER_BLOCK_CHANGES_AT);
+}
+static inline void timer_block_set_changes(uint8_t *p, int64_t v) {
+    store_be64(p + TIMER_BLOCK_CHANGES_AT, (uint64_t)v);
+}
+static inline int64_t timer_block_synced(const uint8_t *p) {
+    return (int64_t)load_be64(p + TIMER_BLOCK_SYNCED_AT);
+}
+static inline void timer_block_set_synced(uint8_t *p, int64_t v) {
+    store_be64(p + TIMER_BLOCK_SYNCED_AT, (uint64_t)v);
 }
 
 static inline int takes_queue_offset(int32_t sys_flag) {

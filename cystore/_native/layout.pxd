@@ -52,6 +52,8 @@ cdef extern from "layout.h" nogil:
     const uint32_t DELAY_SECONDS_MAX
     const uint32_t DELAY_RUN_QUEUES
     const uint32_t DELAY_PROPERTY_ROOM
+    const uint32_t TIMER_QUEUE_ID
+    const uint32_t TIMER_ENDS_QUEUE_ID
     const uint32_t QUEUE_ENTRY_BYTES
     const uint32_t EXT_UNIT_FIXED_BYTES
     const uint32_t EXT_UNIT_BYTES_MAX
@@ -60,6 +62,11 @@ cdef extern from "layout.h" nogil:
     const uint32_t INDEX_SLOT_BYTES
     const uint32_t INDEX_ENTRY_BYTES
     const uint32_t CHECKPOINT_BYTES
+    const uint32_t TIMER_BLOCK_MESSAGES
+    const uint32_t TIMER_LEFT_AT
+    const uint32_t TIMER_DUE_AT
+    const uint32_t TIMER_PLACE_AT
+    const uint32_t TIMER_BLOCK_BYTES
     const uint32_t FLAG_SYNC_FAILED
     const uint32_t FLAG_NOT_WRITABLE
     const uint32_t FLAG_CORRUPT
@@ -298,6 +305,24 @@ cdef extern from "layout.h" nogil:
     void queue_table_row_set_minimum(uint8_t* p, int64_t v)
     uint64_t queue_table_row_mark(const uint8_t* p)
     void queue_table_row_set_mark(uint8_t* p, uint64_t v)
+    const int TIMER_BLOCK_MAGIC_AT
+    const int TIMER_BLOCK_BEGIN_AT
+    const int TIMER_BLOCK_SORTED_AT
+    const int TIMER_BLOCK_CHECKSUM_AT
+    const int TIMER_BLOCK_CHANGES_AT
+    const int TIMER_BLOCK_SYNCED_AT
+    uint64_t timer_block_magic(const uint8_t* p)
+    void timer_block_set_magic(uint8_t* p, uint64_t v)
+    int64_t timer_block_begin(const uint8_t* p)
+    void timer_block_set_begin(uint8_t* p, int64_t v)
+    int32_t timer_block_sorted(const uint8_t* p)
+    void timer_block_set_sorted(uint8_t* p, int32_t v)
+    uint32_t timer_block_checksum(const uint8_t* p)
+    void timer_block_set_checksum(uint8_t* p, uint32_t v)
+    int64_t timer_block_changes(const uint8_t* p)
+    void timer_block_set_changes(uint8_t* p, int64_t v)
+    int64_t timer_block_synced(const uint8_t* p)
+    void timer_block_set_synced(uint8_t* p, int64_t v)
     bint takes_queue_offset(int32_t sys_flag)
     bint takes_index_entry(int32_t sys_flag)
     ctypedef struct queue_entry:

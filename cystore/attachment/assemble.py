@@ -46,7 +46,10 @@ from cystore.services.compact.newest import Newest
 from cystore.services.delay.carry import Carrier
 from cystore.services.delay.delivery import Scheduler
 from cystore.services.delay.delivery_progress import DeliveryProgress
+from cystore.services.delay.timer import Timer
+from cystore.services.delay.timer_blocks import TimerBlocks
 from cystore.services.delay.waiting import WaitingQueues
+from cystore.services.delay.withdraw import Withdrawals
 from cystore.services.service_waits import Sleepers
 from cystore.system import folders, platform
 from cystore.system.store_lock import StoreLocks
@@ -112,7 +115,8 @@ def compose(
     policy = Policy(manifest, config)
     space = DiskSpace(root, control, policy, commit_log.folders)
     roller = Roller(control, commit_log, allocator, policy, buffers)
-    delivered = DeliveryProgress(root, control, commit_log, queues)
+    timer = Timer(control, commit_log, queues, TimerBlocks(root, mode), mode)
+    delivered = DeliveryProgress(root, control, commit_log, queues, timer, manifest.begin_timer)
     follower = Follower(control, queues, index)
     remover = QueueRemover(control, queues, dispatcher, manifest)
     backlog = BacklogKeeper(control, dispatcher)
@@ -146,6 +150,7 @@ def compose(
             replicated=slaves.wait_for,
             announce=slaves.announce,
             buffers=buffers,
+            begin_timer=manifest.begin_timer,
         )
         appender = Appender(
             control,
@@ -160,6 +165,7 @@ def compose(
             delay_levels=len(config.delay_levels_ms()),
             light_queues_max=config.max_lmq_consume_queue_num if config.enable_multi_dispatch else 0,
             commits=flusher.commits,
+            delay_max_ms=config.timer_max_delay_s * 1000,
         )
     read_end = WROTE if config.read_unconfirmed else CONFIRMED
     reader = Reader(control, commit_log, queues, index, dispatcher, config, filters, read_end)
@@ -168,6 +174,9 @@ def compose(
         control, dispatcher, commit_log.files.directory, "delivering only dispatched messages"
     )
     scheduler = Scheduler(control, queues, delivered, dispatch_help, flusher, waiting, appender, config)
+    withdrawals = Withdrawals(
+        control, commit_log, reader, delivered, dispatch_help, flusher, appender, config
+    )
     carrier = Carrier(control, commit_log, queues, dispatcher, delivered, waiting, appender, config)
     compactor = Compactor(root, control, commit_log, policy, manifest)
     cleaner = Cleaner(
@@ -190,7 +199,7 @@ def compose(
     newest = Newest(control, commit_log, reader, compactor)
     composed = Attachment(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
-        derived_flusher, allocator, delivered, scheduler, cleaner, compactor, newest,
+        derived_flusher, allocator, delivered, scheduler, withdrawals, cleaner, compactor, newest,
         remover, reader, backlog, appender, locks, None, Sleepers(control), buffers, committer,
     )  # fmt: skip
     composed.filters = filters

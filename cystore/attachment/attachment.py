@@ -38,6 +38,7 @@ from cystore.services.compact.compactor import Compactor
 from cystore.services.compact.newest import Newest
 from cystore.services.delay.delivery import Scheduler
 from cystore.services.delay.delivery_progress import DeliveryProgress
+from cystore.services.delay.withdraw import Withdrawals
 from cystore.services.service_waits import Sleepers
 from cystore.system import folders
 from cystore.system.other_processes import View
@@ -73,6 +74,7 @@ class Attachment:
     allocator: Allocator
     delivered: DeliveryProgress
     scheduler: Scheduler
+    withdrawals: Withdrawals
     cleaner: Cleaner
     compactor: Compactor
     newest: Newest

@@ -47,6 +47,9 @@ from cystore.cli.look.spans import COMMAND as SPANS
 from cystore.cli.look.tail import COMMAND as TAIL
 from cystore.cli.look.verify import COMMAND as VERIFY
 from cystore.cli.look.web import COMMAND as WEB
+from cystore.cli.timed.cancel import CANCEL, FIRE
+from cystore.cli.timed.delayed import COMMAND as DELAYED
+from cystore.cli.timed.serve import COMMAND as SERVE
 from cystore.errors import StoreError
 from cystore.operate.command import FAILED, Command, Group
 from cystore.operate.exits import (
@@ -63,7 +66,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, READ, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE,
     CONFIG, CLEAN, COMPACT, CLOCK,
     HANDOVER, SNAPSHOT, IMPORT, TRANSACTIONS, GROUPS, LAG, RESET_OFFSET, FILTERS, FILTERS_ADD, FILTERS_REMOVE,
-    DISPATCHERS, REPLICATE, HA, METRICS, REPORT, SPANS, WEB, DOCTOR, COMPLETION,
+    DISPATCHERS, DELAYED, CANCEL, FIRE, REPLICATE, HA, METRICS, REPORT, SPANS, WEB, SERVE, DOCTOR, COMPLETION,
 )  # fmt: skip
 ALIKE = 3  # reports that differ in numbers and names only
 

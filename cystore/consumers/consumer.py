@@ -200,20 +200,31 @@ class Consumer:
                 self._commit(self._queues[name])
         return count
 
-    def retry(self, message: Message, *, delay_level: int = 0) -> bool:
-        """Refuses a message: it comes again after a delay level, by default 3 + reconsume_times. It becomes a dead
+    def retry(self, message: Message, *, delay_level: int = 0, delay_ms: int | None = None) -> bool:
+        """Refuses a message: it comes again after a delay level, by default 3 + reconsume_times, or after `delay_ms`
+        (at most timer_max_delay_s). It becomes a dead
         letter if it already came to this group again `max_reconsume_times` times, if it has no room for the notes of a
         retry, or at once with a negative level. False if the message is not this consumer's any more.
 
         Raises the errors of `put`; then the message stays with this consumer, which tries again later.
         """
         delay_level = whole("delay_level", delay_level, -1, 1 << 30, StoreConfigError)
+        due_ms = None
+        if delay_ms is not None:
+            if delay_level:
+                raise StoreConfigError("delay_ms: give a delay level or delay_ms, not both")
+            longest_ms = self._parts.config.timer_max_delay_s * 1000
+            due_ms = (
+                clock.now_ms(self._parts.control)
+                + 1
+                + whole("delay_ms", delay_ms, 0, longest_ms, StoreConfigError)
+            )
         self._usable()
         with self._lock:
             queue = self._queue_of(message)
             if queue is None or queue.offset_of(message) not in queue.given:
                 return False
-            self._send_back(queue, message, delay_level)
+            self._send_back(queue, message, delay_level, due_ms)
             return True
 
     @property
@@ -399,10 +410,18 @@ class Consumer:
         self._table.set_offset(row, offset, expected=NO_OFFSET)
         return self._table.offset(row)
 
-    def _send_back(self, queue: QueueInFlight, message: Message, delay_level: int) -> None:
+    def _send_back(
+        self, queue: QueueInFlight, message: Message, delay_level: int, due_ms: int | None = None
+    ) -> None:
         """Puts a message into the retry topic or the dead letters, then settles it."""
         record = retry_of(
-            message, self.group, delay_level, self._max_times, self._levels, self._parts.commit_log.file_bytes
+            message,
+            self.group,
+            delay_level,
+            self._max_times,
+            self._levels,
+            self._parts.commit_log.file_bytes,
+            due_ms,
         )
         appender = self._parts.appender
         assert appender is not None

@@ -19,6 +19,7 @@ from cystore.consumers.names import dead_letter_topic, retry_topic
 from cystore.engine.inspect.message_id import MessageId
 from cystore.layout import BLANK_SIZE_MIN, CONSTANTS, SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import DUE, SOURCE
+from cystore.services.delay.timer import TIMER_QUEUE_ID
 
 log = logging.getLogger("cystore")
 
@@ -35,12 +36,20 @@ def times_in_group(message: Message, group: str) -> int:
 
 
 def retry_of(
-    message: Message, group: str, delay_level: int, max_reconsume_times: int, levels: int, file_bytes: int
+    message: Message,
+    group: str,
+    delay_level: int,
+    max_reconsume_times: int,
+    levels: int,
+    file_bytes: int,
+    due_ms: int | None = None,
 ) -> Message:
     """The record for the next consumption of a message, or its dead letter.
 
     `delay_level` 0 is 3 + reconsume_times; a negative level makes a dead letter at once. A level above the store's
-    `levels` counts as the last one. A message without room for the notes of a retry, in its properties or in a log file
+    `levels` counts as the last one. With `due_ms` it waits until then instead.
+
+    A message without room for the notes of a retry, in its properties or in a log file
     of `file_bytes`, becomes a dead letter, too.
     """
     times = times_in_group(message, group)
@@ -48,9 +57,13 @@ def retry_of(
         level = min(delay_level or FIRST_LEVEL + times, levels)
         topic = retry_topic(group)
         notes = _notes(message, level) | {"REAL_TOPIC": topic, "REAL_QID": "0"}
-        changed = changed_properties(message.properties_bytes, notes, NOT_COPIED)
+        queue_id = level - 1
+        if due_ms is not None:
+            del notes["DELAY"]
+            notes[DUE], queue_id = str(due_ms), TIMER_QUEUE_ID
+        changed = changed_properties(message.properties_bytes, notes, (*NOT_COPIED, "DELAY"))
         if _has_room(message, max(topic, SCHEDULE_TOPIC, key=len), len(changed) + DELIVERY_ROOM, file_bytes):
-            return due_message(message, SCHEDULE_TOPIC, level - 1, changed, times + 1)
+            return due_message(message, SCHEDULE_TOPIC, queue_id, changed, times + 1)
         log.warning("%s has no room for the notes of a retry: it becomes a dead letter of %s", message, group)
     changed = changed_properties(message.properties_bytes, _notes(message, 0), NOT_COPIED)
     if not _has_room(message, dead_letter_topic(group), len(changed), file_bytes):

@@ -174,9 +174,12 @@ class CopiedLog:
 
     def _append(self, file_end: int) -> None:
         records, policy = self._records, self._policy
-        if records.has_cystore_records and not self.flow.is_marked:
+        missing = records.needs & ~self.flow.prepared
+        if missing & copied.MARKER:
             self._commit_log.mark_cystore_records()
-            self.flow.is_marked = True
+        if missing & copied.TIMER:
+            policy.begin_timer()
+        self.flow.prepared |= missing
         begin, end = records.position, records.position + records.length + BLANK_SIZE_MIN
         while True:
             if self._control.allocated < end:

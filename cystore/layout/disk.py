@@ -17,6 +17,7 @@ DISK_STRUCTS = (
     store_files.MANIFEST_SLOT,
     store_files.QUEUE_TABLE_HEADER,
     store_files.QUEUE_TABLE_ROW,
+    store_files.TIMER_BLOCK,
 )
 _ALL = (*DISK_STRUCTS, *ledger.FOREIGN_STRUCTS)
 _CODES = {(1, False): "b", (2, False): "h", (4, False): "i", (8, False): "q", (4, True): "I", (8, True): "Q"}

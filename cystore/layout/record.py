@@ -66,7 +66,7 @@ PROPERTIES = {
     "INNER_MULTI_DISPATCH": "light queues of the message, with commas",
     "INNER_MULTI_QUEUE_OFFSET": "its queue offsets there",
     "DELAY_SOURCE": "of a delivered message: the record that waited",
-    "DELAY_DUE": "due time of a delayed message that was carried forward, ms",
+    "DELAY_DUE": "due time of a delayed message that was put with one or carried forward, ms",
     "EXPIRES_AT_MS": "time from which on reads leave the message out, ms",
 }
 

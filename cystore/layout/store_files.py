@@ -1,4 +1,4 @@
-"""Small files of a store: checkpoint, manifest, table of queues."""
+"""Small files of a store: checkpoint, manifest, table of queues, blocks of the timer."""
 
 from __future__ import annotations
 
@@ -73,6 +73,28 @@ QUEUE_TABLE_ROW = DiskStruct(
     ),
 )
 
+TIMER_BLOCK = DiskStruct(
+    "timer_block",
+    "timer/: header of a block",
+    (
+        Field("magic", 0, 8, "'CYSTIMR1'", unsigned=True),
+        Field("begin", 8, 8, "queue offset of the block's first message"),
+        Field("sorted", 16, 4, "1: the order of due times is there"),
+        Field("checksum", 20, 4, "CRC-32C of the order", unsigned=True),
+        Field("changes", 24, 8, "notes that were written or taken back"),
+        Field("synced", 32, 8, "how many of these are durable"),
+    ),
+)
+_BLOCK_MESSAGES = 65536  # a place in a block has two bytes
+_LEFT_AT = 4096  # the header has a page for itself
+_DUE_AT = _LEFT_AT + 8 * _BLOCK_MESSAGES
+_PLACE_AT = _DUE_AT + 8 * _BLOCK_MESSAGES
+
 CONSTANTS: Constants = {
     "CHECKPOINT_BYTES": (4096, ""),
+    "TIMER_BLOCK_MESSAGES": (_BLOCK_MESSAGES, "queue offsets in a block of the timer"),
+    "TIMER_LEFT_AT": (_LEFT_AT, "8 bytes for each message: which record took its place, 0 while it waits"),
+    "TIMER_DUE_AT": (_DUE_AT, "8 bytes for each message: the due times in ascending order, ms"),
+    "TIMER_PLACE_AT": (_PLACE_AT, "2 bytes for each of these due times: the message's place in the block"),
+    "TIMER_BLOCK_BYTES": (_PLACE_AT + 2 * _BLOCK_MESSAGES, "of a block of the timer"),
 }

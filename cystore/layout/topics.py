@@ -33,6 +33,11 @@ CONSTANTS: Constants = {
     "DELAY_SECONDS_MAX": (3_153_600_000, "of one level: a hundred years"),
     "DELAY_RUN_QUEUES": (256, "queue ids of SCHEDULE_TOPIC_XXXX between two queues of a level"),
     "DELAY_PROPERTY_ROOM": (112, "bytes that delivery may add to the properties of a delayed message"),
+    "TIMER_QUEUE_ID": (255, "queue of SCHEDULE_TOPIC_XXXX: messages with a due time of their own"),
+    "TIMER_ENDS_QUEUE_ID": (
+        254,
+        "queue of SCHEDULE_TOPIC_XXXX: what was cancelled; nothing is delivered from it",
+    ),
 }
 
 

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 RELEASE = "0.1.0"

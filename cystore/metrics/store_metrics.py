@@ -134,6 +134,12 @@ def _others(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:
     )
     delayed = [({"level": str(level)}, float(count)) for level, count in stats["delayed"].items()]
     yield Metric("cystore_delayed_messages", "gauge", "Messages that wait to be delivered.", delayed)
+    yield Metric(
+        "cystore_delayed_overdue_seconds",
+        "gauge",
+        "Time for which the first due message has been waiting: nobody delivers.",
+        [({}, stats["delayed_overdue_ms"] / 1000)],
+    )
 
 
 def _of_replication(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from cystore.system.links import real_path
 
 OK, FOUND_WRONG, FAILED = 0, 1, 2  # exit codes; 1 is damage, or an empty answer
 INT64_MAX = (1 << 63) - 1
-UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 # A number from here on is ms since 1970 (1973 and later), a smaller one is seconds (up to the year 5138).
 MS_FROM = 10**11
+PART = re.compile(r"([0-9]{1,9})(ms|[smhdw])")  # of a length of time
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,12 +199,37 @@ def moment_of(text: str) -> int:
         ) from None
 
 
+def duration(text: str) -> int:
+    """An argument that is a length of time, in ms: see `duration_of`."""
+    try:
+        return duration_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def duration_of(text: str) -> int:
-    """A length of time in ms: 90s, 15m, 2h, 7d, 2w. Raises ValueError."""
-    number, unit = text[:-1], text[-1:]
-    if not (number.isascii() and number.isdecimal() and len(number) < 10 and unit in UNITS_MS):
-        raise ValueError(f"{text!r} is not a length of time: give 90s, 15m, 2h, 7d or 2w")
-    return int(number) * UNITS_MS[unit]
+    """A length of time in ms: 250ms, 90s, 15m, 2h, 7d, 2w, or several of them: 1d12h. Raises ValueError."""
+    parts = PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is not a length of time: give 90s, 15m, 2h, 7d, 2w or 1d12h")
+    return sum(int(number) * UNITS_MS[unit] for number, unit in parts)
+
+
+def due_time(text: str) -> int:
+    """An argument that is a time to come, in ms since 1970: "2027-01-01T09:00+01:00", or ms since 1970. Without a zone
+    it would be another time than people mean, so it is refused."""
+    if text.isascii() and text.isdecimal() and int(text) >= MS_FROM:
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time: give YYYY-MM-DDTHH:MM with a zone, for example 2027-01-01T09:00+01:00, or ms "
+            "since 1970"
+        ) from None
+    if time.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text!r} names no zone: add Z for UTC, or an offset like +01:00")
+    return (time - EPOCH) // timedelta(milliseconds=1)
 
 
 def count(text: str) -> int:

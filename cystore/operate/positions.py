@@ -38,6 +38,7 @@ def positions(parts: Attachment) -> dict[str, Any]:
         ],
         "queues": sorted(queues, key=lambda queue: (queue["topic"], queue["queue_id"])),
         "delayed": _delayed(parts),
+        "delayed_overdue_ms": parts.scheduler.overdue_ms(),
         "needs": _needs(parts),
         "index_files": index_files,
         "recovery": None if report is None else str(report),
@@ -68,15 +69,15 @@ def _needs(parts: Attachment) -> list[dict[str, Any]]:
 
 
 def _delayed(parts: Attachment) -> list[dict[str, int | None]]:
-    """Levels with waiting messages. In a store in use, messages that a killed process delivered count until the next
-    delivery."""
+    """Levels with waiting messages; level 0 is those with a time of their own. In a store in use, messages that a
+    killed process delivered count until the next delivery."""
     if parts.recovered is not None:
         parts.delivered.settle()  # changes only this process's own memory
     levels_ms = Delivered(parts.control).levels_ms
     return [
         {
             "level": level,
-            "delay_ms": levels_ms[level - 1] if level <= len(levels_ms) else None,
+            "delay_ms": levels_ms[level - 1] if 0 < level <= len(levels_ms) else None,
             "pending": count,
         }
         for level, count in parts.delivered.pending().items()

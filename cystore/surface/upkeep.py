@@ -62,6 +62,7 @@ class StoreUpkeep(StoreHandle):
             **own,
             **figures(parts.compactor, parts.control),
             "delayed": parts.delivered.pending(),
+            "delayed_overdue_ms": parts.scheduler.overdue_ms(),
             "holes": parts.commit_log.damaged_ranges.ranges(),
         }
 

@@ -57,6 +57,7 @@ PLANTED = [
     (OTHERS["filters"], "store.put('T', b'', properties={'a': '9'})", "assert offsets"),
     (OTHERS["compaction"], "store.put('state', b'newer', keys=('k0',))", r'assert \(b"" if found'),
     (OTHERS["dispatchers"], MORE, "are left out|assert done == count"),  # 999 alone, or in a batch
+    (OTHERS["timer"], "store.put('T', b'9999999')", "9999999"),
     (OTHERS["once"], MORE, "== KEYS"),
 ]
 

@@ -9,6 +9,8 @@ import signal
 import pytest
 
 import cystore
+from cystore import clock
+from cystore.engine.manifest.manifest import look
 from cystore.ha import service
 from cystore.ha.status import read_status
 from tests.support.ha.ha_pair import (
@@ -331,3 +333,29 @@ def test_a_slave_that_diverged_says_what_truncates_it(tmp_path, port, caplog):
     ):
         until(lambda: "they have no record in common" in caplog.text)
         assert not slave.asked_to_leave() and len(list(slave.scan())) == 50
+
+
+def test_a_promoted_slave_goes_on_with_the_timer(tmp_path, port):
+    """What its master delivered or cancelled is not delivered again; what waits is, and can be cancelled."""
+    began_ms = clock.now_ms()
+    with (
+        cystore.open(tmp_path / "master", **masters(port)) as master,
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+    ):
+        for number in range(5):
+            master.put("D", b"%d" % number, keys=(f"k{number}",), delay_ms=1)
+        for key in "abcd":
+            master.put("D", key.encode(), keys=(key,), deliver_at_ms=began_ms + 3_600_000)
+        until(lambda: len(every(master, "D", 0, 0)) == 5)
+        assert master.cancel("D", "a")
+        assert master.reschedule("D", "b", began_ms + 7_200_000)
+        wait_log(slave, wrote(master))
+        assert [m.keys for m in slave.pending("D")] == [("c",), ("d",), ("b",)]
+        assert look(tmp_path / "slave").facts.major == 2, "earlier versions are kept out"
+        with pytest.raises(cystore.StoreError, match="master"):
+            slave.cancel("D", "c")
+    with cystore.open(tmp_path / "slave", services="all", broker_role="async_master") as promoted:
+        assert [m.keys for m in promoted.pending("D")] == [("c",), ("d",), ("b",)]
+        assert promoted.cancel("D", "c") and promoted.reschedule("D", "d", 1)
+        found = until(lambda: (found := every(promoted, "D", 0, 0))[5:] and found)
+        assert sorted(bytes(m.body) for m in found) == [b"0", b"1", b"2", b"3", b"4", b"d"]

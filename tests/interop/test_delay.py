@@ -13,6 +13,7 @@ import time
 import pytest
 
 import cystore
+from cystore.layout import CONSTANTS
 from tests.support.golden.cystore_config import cystore_config
 from tests.support.interop import specs
 from tests.support.interop.cystore_side import digests, dump_of_copy
@@ -20,6 +21,7 @@ from tests.support.interop.expect import message_of, rows_of
 from tests.support.interop.rocketmq import ANSWER_TIMEOUT_S
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+TIMER_QUEUE_ID = CONSTANTS["TIMER_QUEUE_ID"][0]
 LEVELS = "3s 1h"
 SPEC = {"config": specs.SMALL | {"messageDelayLevel": LEVELS}}
 CONFIG = cystore_config(SPEC) | {"message_delay_level": LEVELS, "services": "none"}
@@ -137,3 +139,32 @@ def test_queues_of_delayed_messages_are_byte_for_byte_those_of_rocketmq(rocketmq
     with cystore.open(path, **settings) as store:
         assert store.stats()["delayed"] == {1: 8, 2: 8, 3: 8, 4: 16}
     assert digests(path, "consumequeue") == theirs
+
+
+@pytest.mark.parametrize("rebuilds", [False, True], ids=["opens", "rebuilds"])
+def test_i9_messages_with_a_time_wait_while_rocketmq_has_the_store(rocketmq, writer, tmp_path, rebuilds):
+    """It delivers from no queue but those of its levels, loses nothing of its own, and cystore goes on with the timer,
+    also where RocketMQ made the timer's queue anew."""
+    path, hour_ms = tmp_path / "store", 3_600_000
+    with cystore.open(path, **CONFIG) as store:
+        put(store, writer.message("DelayTopic", 0, 40, delayTimeLevel=1))
+        for key, delay_ms in (("soon", 3_000), ("later", hour_ms), ("cancelled", 3_000), ("moved", 3_000)):
+            store.put("DelayTopic", key.encode(), keys=(key,), tags="A", delay_ms=delay_ms)
+        assert store.cancel("DelayTopic", "cancelled")
+        assert store.reschedule("DelayTopic", "moved", int(time.time() * 1000) + 2 * hour_ms)
+        level_body = bytes(store.get(SCHEDULE, 0, 0).messages[0].body)
+        dues = {m.keys[0]: m.deliver_at_ms for m in store.pending("DelayTopic")}
+    if rebuilds:
+        shutil.rmtree(path / "consumequeue")
+    own = [writer.message("DelayTopic", 1, 40), writer.message("DelayTopic", 0, 40, delayTimeLevel=2)]
+    rocketmq.write({**SPEC, "messages": [*own, *UNTIL_DUE]}, path).result(ANSWER_TIMEOUT_S)
+    rows = dump_of_copy(rocketmq, path, SPEC, tmp_path)
+    assert delivered_in(rows) == sorted([level_body, *bodies(own[:1])])
+    assert table(path)[TIMER_QUEUE_ID + 1] == 0
+    with cystore.open(path, **CONFIG) as store:
+        assert {m.keys[0]: m.deliver_at_ms for m in store.pending("DelayTopic")} == dues
+        assert store.stats()["delayed"] == {0: 3, 2: 1}
+        deliver_all(store, 1)
+        assert delivered(store) == sorted([level_body, b"soon", *bodies(own[:1])])
+        assert [m.keys for m in store.pending("DelayTopic")] == [("later",), ("moved",)]
+        assert store.cancel("DelayTopic", "later") and not store.cancel("DelayTopic", "cancelled")

@@ -107,6 +107,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.celery", "the Celery plugin: public modules; its parts are in rooms"),
     ("cystore.cli.look", "commands that only look"),
     ("cystore.cli.change", "commands that change a store"),
+    ("cystore.cli.timed", "commands about messages that wait until a time of their own; `cystore serve`"),
     ("cystore.cli.copies", "commands that make something else: a store of another directory, a report"),
     ("cystore.cli.ha", "commands about replication"),
     ("cystore.cli.host", "commands about the host and the program: doctor, completion"),

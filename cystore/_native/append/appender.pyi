@@ -25,6 +25,7 @@ class Appender(AppendLoop):
         replicated_by_default: bool = False,
         light_queues_max: int = 0,
         commits: GroupCommit | None = None,
+        delay_max_ms: int = ...,
     ) -> None: ...
     @property
     def active_calls(self) -> int: ...
@@ -47,6 +48,8 @@ class Appender(AppendLoop):
         delay_level: int = 0,
         busy_timeout_ms: int | None = None,
         expires_at_ms: int | None = None,
+        deliver_at_ms: int | None = None,
+        delay_ms: int | None = None,
     ) -> PutResult: ...
     def put_many(
         self, messages: Iterable[Message], *, flush: str | None = None, batch: bool = False

@@ -21,19 +21,23 @@ from cystore._native.record.checksum cimport crc32_body, crc32c_update
 from cystore._native.memory.atomics cimport monotonic_ns
 from cystore._native.memory.control cimport Control, log_end
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.argument_checks cimport exact_bytes, exact_flag, exact_text, exact_whole
+from cystore._native.record.argument_checks cimport delay_of, exact_bytes, exact_flag, exact_text, exact_whole
 from cystore._native.layout cimport (
     BLANK_SIZE_MIN, DELAY_PROPERTY_ROOM, FLAG_DISK_FULL, HOST_V4_BYTES, PROPERTIES_BYTES_MAX,
     RECORD_FIXED_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES,
-    SYS_FLAG_BORN_HOST_V6, SYS_FLAG_EXPIRES, SYS_FLAG_STORE_HOST_V6, TOPIC_BYTES_MAX, own_topic, takes_queue_offset
+    SYS_FLAG_BORN_HOST_V6, SYS_FLAG_EXPIRES, SYS_FLAG_STORE_HOST_V6, TIMER_QUEUE_ID, TOPIC_BYTES_MAX, control_block,
+    own_topic, takes_queue_offset
 )
 from cystore._native.record.message cimport (
     Message, PutArguments, PutResult, given_body, message_view, put_result
 )
-from cystore._native.record.properties cimport (property_buffer, property_room, put_delay, put_expiry, put_properties)
+from cystore._native.record.properties cimport (
+    property_buffer, property_room, put_delay, put_due, put_expiry, put_properties
+)
 from cystore._native.append.put cimport (
-    FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_EXPIRES_AT_MS, PUT_FLAG,
-    PUT_FLUSH, PUT_KEYS, PUT_PROPERTIES, PUT_QUEUE_ID, PUT_TAGS, PUT_UNIQUE_KEY, TAIL_BYTES,
+    FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_DELAY_MS,
+    PUT_DELIVER_AT_MS, PUT_EXPIRES_AT_MS, PUT_FLAG, PUT_FLUSH, PUT_KEYS, PUT_PROPERTIES, PUT_QUEUE_ID, PUT_TAGS,
+    PUT_UNIQUE_KEY, TAIL_BYTES,
     TOPIC_CACHE, at_its_place, cached_topic, exact_topic, forbidden, int32_of, place_topic, put_options, refuse_own,
     set_born_host, set_store_host, topic_place
 )
@@ -46,6 +50,12 @@ from cystore._native.append.steps cimport BATCH_STEP, in_steps, let_go, yield_gi
 from cystore._native.record.message import encode_host
 from cystore.errors import RAW_ERRORS, MessageIllegalError, StoreError, shown
 from cystore.layout import SCHEDULE_TOPIC
+
+cdef extern from "wallclock.h" nogil:
+    int CLOCK_BOOTTIME
+    int CLOCK_REALTIME
+    int64_t clock_read_ms(int which)
+    int64_t store_clock_at(control_block* block, int64_t wall, int64_t boot, bint looks)
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)
@@ -77,10 +87,12 @@ cdef class Appender(AppendLoop):
     """
 
     cdef GroupCommit commits        # None: the policy does all waits
+    cdef bint timed                 # the manifest says that messages may wait until a time of their own
 
     def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
                  int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default, int32_t delay_levels,
-                 bint replicated_by_default=False, int64_t light_queues_max=0, GroupCommit commits=None):
+                 bint replicated_by_default=False, int64_t light_queues_max=0, GroupCommit commits=None,
+                 int64_t delay_max_ms=366 * 86_400_000):
         self.control, self.commits = control, commits
         self.target.block = control.checked()
         self.target.end = log_end(self.target.block)
@@ -107,7 +119,8 @@ cdef class Appender(AppendLoop):
         if replicated_by_default:
             self.defaults.flush |= FLUSH_REPLICATED
         self.defaults.special = False
-        self.defaults.expires_at_ms = 0
+        self.defaults.expires_at_ms = self.defaults.delay = 0
+        self.delay_max_ms = delay_max_ms
         self.delay_levels = delay_levels
         self.light_queues_max = light_queues_max
         self.callers = []
@@ -248,6 +261,45 @@ cdef class Appender(AppendLoop):
                 f"log file {self.file_bytes}")
         return 0
 
+    cdef int _begin_timer(self) except -1:
+        """Keeps earlier versions out of the store, before its first message with a time of its own."""
+        if not self.timed:
+            self.policy.begin_timer()
+            self.timed = True
+        return 0
+
+    cdef int _wait_until(self, int64_t delay, append_item* item, property_buffer* buffer) except -1:
+        """Makes a message, whose properties are in the buffer, wait in the timer's queue. One that is due by now goes
+        to its topic at once. `delay` is that of PutArguments."""
+        cdef int32_t begin = buffer.length - item.properties_len, longer = max(item.topic_len - SCHEDULE_TOPIC_BYTES, 0)
+        cdef int64_t now, due
+        if self.target.block == NULL:
+            return self.policy.closed()  # raises
+        now = store_clock_at(self.target.block, clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME), True)
+        due = delay if delay > 0 else now - delay
+        if due - now > self.delay_max_ms:
+            raise MessageIllegalError(
+                f"{'deliver_at_ms' if delay > 0 else 'delay_ms'}: the message would wait {due - now} ms, at most "
+                f"{self.delay_max_ms} (timer_max_delay_s)")
+        if item.light_count:
+            raise MessageIllegalError("properties['INNER_MULTI_DISPATCH']: cannot be combined with a due time")
+        if delay < 0:
+            due += 1  # `now` is up to a millisecond before this moment
+        if due <= now:
+            return 0
+        if not takes_queue_offset(item.sys_flag):
+            item.properties_len = put_due(buffer, begin, due, NULL, 0, 0)
+            return 0
+        item.properties_len = put_due(buffer, begin, due, item.topic, item.topic_len, item.queue_id)
+        self._topic(SCHEDULE_TOPIC, TIMER_QUEUE_ID, item)
+        self._begin_timer()
+        self._finish(item)
+        if item.size + longer + <int64_t>DELAY_PROPERTY_ROOM + BLANK_SIZE_MIN > self.file_bytes:
+            raise MessageIllegalError(
+                f"body: delivered, the record has up to {item.size + longer + <int64_t>DELAY_PROPERTY_ROOM} "
+                f"bytes, a whole commit log file {self.file_bytes}")
+        return 0
+
     cdef int _body_checksums(self, append_item* items, Py_ssize_t count) except -1:
         """Computes checksums before the lock: of large bodies, and of all bodies in RocketMQ's format."""
         cdef Py_ssize_t i
@@ -272,13 +324,13 @@ cdef class Appender(AppendLoop):
         return wanted | (self.defaults.flush & FLUSH_SYNC if wanted == FLUSH_REPLICATED else 0)
 
     def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None,
-            delay_level=0, busy_timeout_ms=None, expires_at_ms=None):
+            delay_level=0, busy_timeout_ms=None, expires_at_ms=None, deliver_at_ms=None, delay_ms=None):
         """Appends one message; see MessageStore.put."""
         cdef PyObject** values = [
             <PyObject*>queue_id, <PyObject*>keys, <PyObject*>tags, <PyObject*>properties, <PyObject*>flag,
             <PyObject*>flush,
             <PyObject*>unique_key, <PyObject*>delay_level, <PyObject*>busy_timeout_ms,
-            <PyObject*>expires_at_ms]
+            <PyObject*>expires_at_ms, <PyObject*>deliver_at_ms, <PyObject*>delay_ms]
         cdef put_options options
         self.read_options(values, &options)
         return self.put_any(topic, body, values[PUT_KEYS], values[PUT_TAGS], &options)
@@ -299,6 +351,10 @@ cdef class Appender(AppendLoop):
                 "expires_at_ms", <object>values[PUT_EXPIRES_AT_MS], 1, EXPIRES_AT_MAX_MS, MessageIllegalError)
         options.special |= options.properties != NONE or options.unique_key != NONE or options.delay_level != 0 \
             or options.expires_at_ms != 0
+        if values[PUT_DELIVER_AT_MS] != NONE or values[PUT_DELAY_MS] != NONE:
+            options.delay = delay_of(<object>values[PUT_DELIVER_AT_MS], <object>values[PUT_DELAY_MS],
+                                     options.delay_level)
+            options.special = True
         return 0
 
     cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options):
@@ -331,6 +387,8 @@ cdef class Appender(AppendLoop):
                 light_check(self.target.block, &item, &buffer, self.light_queues_max)
             if options.delay_level:
                 self._delay(options.delay_level, &item, &buffer)
+            elif options.delay:
+                self._wait_until(options.delay, &item, &buffer)
             item.properties = buffer.start
             self._finish(&item)
             if item.body_len >= LARGE_BODY_BYTES or self.target.magic == RECORD_MAGIC_ROCKETMQ:
@@ -442,6 +500,8 @@ cdef class Appender(AppendLoop):
                 elif given.stored_properties is not None:  # a copy, which only the store makes
                     self._take_given(given, item)
                     self._topic(message._topic, message._queue_id, item)
+                    if message._queue_id == <int>TIMER_QUEUE_ID and message._topic == SCHEDULE_TOPIC:
+                        self._begin_timer()
                     item.body = <const uint8_t*>PyBytes_AS_STRING(<object>message._body)
                     item.body_len = <int32_t>PyBytes_GET_SIZE(<object>message._body)
                     self._copy_properties(&buffer, item, <const uint8_t*>PyBytes_AS_STRING(given.stored_properties),
@@ -474,6 +534,8 @@ cdef class Appender(AppendLoop):
                         light_check(self.target.block, item, &buffer, self.light_queues_max)
                     if given.delay_level:
                         self._delay(given.delay_level, item, &buffer)
+                    elif given.delay:
+                        self._wait_until(given.delay, item, &buffer)
                 self._finish(item)
                 buffer.length += light_room(item)
                 work += 1 + (item.properties_len >> 10)

@@ -20,6 +20,11 @@ cdef struct copied_record:
     light_queues light
 
 
+cdef enum:
+    NEEDS_MARKER = 1    # a record is in cystore's own format
+    NEEDS_TIMER = 2     # a message waits until a time of its own
+
+
 cdef class CopiedRecords:
     cdef Control control
     cdef copied_record* records
@@ -32,7 +37,7 @@ cdef class CopiedRecords:
     cdef readonly int64_t blank         # length of the blank behind them; 0: the bytes have none
     # length of the record behind them, when the bytes have its begin and not its end; else 0
     cdef readonly int64_t short
-    cdef readonly bint has_cystore_records  # a record is in cystore's own format
+    cdef readonly int needs             # what the store must say of itself before it has these records: NEEDS_...
 
     # `check` without the interpreter's lock, of bytes that the caller holds: a status of record_view.
     cdef int gather(self, const uint8_t* p, int64_t available, int64_t position, int64_t file_end) noexcept nogil

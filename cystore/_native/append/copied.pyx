@@ -10,7 +10,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.errno cimport EINTR, EIO, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 import os
 
@@ -24,8 +24,8 @@ from cystore._native.append.append cimport (
 from cystore._native.memory.atomics cimport load_i64, load_u32, release_fence, store_i64, store_u64
 from cystore._native.memory.control cimport Control
 from cystore._native.layout cimport (
-    BLANK_SIZE_MIN, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, control_block, queue_entry,
-    takes_queue_offset
+    BLANK_SIZE_MIN, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES,
+    SCHEDULE_TOPIC_TEXT, TIMER_QUEUE_ID, control_block, queue_entry, takes_queue_offset
 )
 from cystore._native.memory.locks cimport control_intact, control_wake_queue, control_wake_sleepers
 from cystore._native.memory.mapping cimport MappedFile
@@ -97,6 +97,8 @@ REFUSED = APPEND_REFUSED
 OVERWRITTEN = APPEND_OVERWRITTEN
 UNREADABLE = APPEND_UNREADABLE
 WRITTEN_BYTES = WRITTEN_AT_LEAST
+MARKER = NEEDS_MARKER
+TIMER = NEEDS_TIMER
 
 
 @cython.final
@@ -150,7 +152,7 @@ cdef class CopiedRecords:
         self.position = position
         self.count = 0
         self.length = self.blank = self.short = 0
-        self.has_cystore_records = False
+        self.needs = 0
         walk_begin(&v)
         while self.count < RECORDS_MAX and at < BYTES_MAX:
             room = file_end - self.position - at
@@ -180,7 +182,11 @@ cdef class CopiedRecords:
             r.has_queue_offset = takes_queue_offset(v.sys_flag)
             r.entry = NULL
             r.is_light = r.has_queue_offset and light_begin(&v, &r.light)
-            self.has_cystore_records |= v.magic == RECORD_MAGIC_CYSTORE
+            if v.magic == RECORD_MAGIC_CYSTORE:
+                self.needs |= NEEDS_MARKER
+            if v.queue_id == <int>TIMER_QUEUE_ID and v.topic_len == SCHEDULE_TOPIC_BYTES \
+                    and memcmp(v.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
+                self.needs |= NEEDS_TIMER
             self.count += 1
             at += r.size
             self.length = at

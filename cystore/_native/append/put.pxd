@@ -29,6 +29,8 @@ cdef enum:
     PUT_DELAY_LEVEL
     PUT_BUSY_TIMEOUT_MS
     PUT_EXPIRES_AT_MS
+    PUT_DELIVER_AT_MS
+    PUT_DELAY_MS
     PUT_KEYWORDS
 
 cdef enum:
@@ -41,6 +43,7 @@ cdef struct put_options:
     PyObject* unique_key
     int64_t busy_ms
     int64_t expires_at_ms   # 0: never
+    int64_t delay           # of PutArguments
     int32_t queue_id
     int32_t flag
     int32_t delay_level
@@ -82,6 +85,7 @@ cdef class FastAppender:
     cdef readonly PutResult last_result  # of the fast path; used again if the caller dropped it
     cdef put_options defaults       # the options of a put without these arguments
     cdef int32_t delay_levels
+    cdef int64_t delay_max_ms       # of deliver_at_ms and delay_ms
     cdef int64_t light_queues_max   # 0: messages have no light queues
     cdef object store_put        # the store's `put`, for keywords that only it knows
     cdef uint64_t place_ticks       # the counter when an append last saw that the store is at its place

@@ -208,9 +208,9 @@ cdef inline PutResult result_of(FastAppender self, const append_item* item):
 
 cdef tuple _keywords = tuple([sys.intern(name) for name in (
     "queue_id", "keys", "tags", "properties", "flag", "flush", "unique_key", "delay_level",
-    "busy_timeout_ms", "expires_at_ms")])
+    "busy_timeout_ms", "expires_at_ms", "deliver_at_ms", "delay_ms")])
 cdef PyObject* _keyword_names = <PyObject*>_keywords  # a call takes no reference
-cdef tuple _defaults = (0, (), None, None, 0, None, None, 0, None, None)
+cdef tuple _defaults = (0, (), None, None, 0, None, None, 0, None, None, None, None)
 
 
 cdef known_callers _callers
@@ -254,7 +254,8 @@ _definition.ml_meth = <PyCFunction><void*>_put
 _definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
 _definition.ml_doc = (
     "put($self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None, "
-    "delay_level=0, busy_timeout_ms=None, expires_at_ms=None, dedup_key=None)\n--\n\n"
+    "delay_level=0, busy_timeout_ms=None, expires_at_ms=None, deliver_at_ms=None, delay_ms=None, dedup_key=None)"
+    "\n--\n\n"
     "Appends one message; see MessageStore.put.")
 
 

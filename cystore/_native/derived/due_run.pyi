@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import final
 
 from cystore._native.memory.control import Control
@@ -19,3 +20,11 @@ class DueRuns:
         room: int,
         bytes_room: int,
     ) -> tuple[list[tuple[int, int, Message | None]], int, int, int | None]: ...
+    def take_timed(
+        self,
+        file_of: Callable[[int], MappedFile | None],
+        dues: list[tuple[int, int]],
+        queue_id: int,
+        slot: int,
+        bytes_room: int,
+    ) -> tuple[list[tuple[int, int, Message | None]], int]: ...

@@ -170,6 +170,63 @@ cdef class DueRuns:
         return (found, bytes_room - r.bytes_room, first + r.at,
                 r.due_ms if status == RUN_LATER and r.due_ms <= self.now_ms else None)
 
+    def take_timed(self, file_of not None, list dues not None, int32_t queue_id, object slot, int64_t bytes_room):
+        """Messages of the timer, whose places are not one behind the other: `dues` has (due time, queue offset) of
+        each, `file_of` gives the mapped file with an entry.
+
+        Returns ([(slot, queue offset, copy)], bytes of the records), while these have less than `bytes_room` bytes. The
+        copy is None for a message that the caller has to look at.
+        """
+        cdef control_block* block = self.control.checked()
+        cdef record_view v
+        cdef transfer_target target
+        cdef MappedFile file = None
+        cdef list found = []
+        cdef int64_t queue_offset, begin, taken = 0
+        self.window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
+        walk_begin(&v)
+        for _, due in dues:
+            if taken >= bytes_room:
+                break
+            queue_offset = due
+            begin = queue_offset * <int64_t>QUEUE_ENTRY_BYTES
+            if file is None or not file.base <= begin < file.base + file.length:
+                file = file_of(queue_offset)
+            if file is not None \
+                    and self.plain_at(file.address + begin - file.base, queue_id, queue_offset, &v, &target):
+                found.append((slot, queue_offset, self.maker.copy_of(&v, &target)))
+                taken += v.total_size
+            else:
+                found.append((slot, queue_offset, None))
+        return found, taken
+
+    cdef bint plain_at(self, const uint8_t* entry, int32_t queue_id, int64_t queue_offset, record_view* v,
+                       transfer_target* target) except -1:
+        """Whether an entry leads to an intact record of the timer that is due and names a legal target."""
+        cdef const uint8_t* at
+        cdef size_t available
+        cdef int64_t physical_offset = queue_entry_disk_physical_offset(entry)
+        cdef int32_t size = queue_entry_disk_size(entry)
+        cdef int64_t due
+        cdef int status
+        if queue_is_hole(entry) or size <= 0 or physical_offset < 0:
+            return False
+        status = window_bytes(&self.window.c, physical_offset, &at, &available)
+        if status == WINDOW_NEED_SEGMENT:
+            try:
+                self.window.need(physical_offset)
+            except (CorruptRecordError, OffsetError):
+                return False  # the caller meets the error by itself
+            status = window_bytes(&self.window.c, physical_offset, &at, &available)
+        if status != RECORD_OK or record_at(at, available, physical_offset,
+                                            self.window.c.segments[self.window.c.latest].end, True, v) != RECORD_OK:
+            return False
+        if v.total_size != size or v.queue_id != queue_id or v.queue_offset != queue_offset or not waits(v):
+            return False
+        due = carried_due(v)
+        return 0 < due <= self.now_ms and transfer_target_of(v, target) == TARGET_OK \
+            and topic_valid(target.topic.value, target.topic.value_len)
+
     cdef int make_copies(self, const due_run* r, object slot, list found) except -1:
         cdef const chosen_due* chosen
         cdef record_view v

@@ -1,7 +1,8 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from cystore._native.layout cimport (
-    DELAY_RUN_QUEUES, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT
+    DELAY_RUN_QUEUES, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT,
+    TIMER_QUEUE_ID
 )
 from cystore._native.record.message cimport Message
 from cystore._native.record.property_read cimport derive_due_time, property_find, property_view
@@ -29,9 +30,9 @@ cdef inline bint waits(const record_view* v) noexcept nogil:
 
 
 cdef inline int64_t carried_due(const record_view* v) noexcept nogil:
-    """The due time of a record that was carried forward; 0 for any other one."""
+    """The due time of a record that was put with one or carried forward; 0 for any other one."""
     cdef property_view due
-    if v.queue_id < <int>DELAY_RUN_QUEUES or not waits(v) or not property_find(
+    if (v.queue_id < <int>DELAY_RUN_QUEUES and v.queue_id != <int>TIMER_QUEUE_ID) or not waits(v) or not property_find(
             v.properties, v.properties_len, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES, &due):
         return 0
     return derive_due_time(due.value, due.value_len)

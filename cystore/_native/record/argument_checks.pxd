@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 # The value of an int or of a subclass's object, within both bounds. Calls no method of a subclass.
 cdef int64_t exact_whole(str field, object value, int64_t low, int64_t high, object error) except? -1
@@ -8,3 +8,7 @@ cdef str exact_text(str field, object value, object error)
 cdef bint exact_flag(str field, object value, object error) except -1
 # The bytes of a body. A body of another type is copied, so that it cannot change under the checksum.
 cdef bytes exact_bytes(object body)
+# The field `delay` of PutArguments for these arguments. Raises MessageIllegalError.
+cdef int64_t delay_of(object deliver_at_ms, object delay_ms, int32_t delay_level) except? -1
+# The properties with this time in them. Raises MessageIllegalError.
+cdef dict with_expiry(object properties, object expires_at_ms)

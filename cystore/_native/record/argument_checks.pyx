@@ -7,7 +7,7 @@ kernels do, and all code behind this module sees an exact int or str.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_Clear
 from cpython.unicode cimport PyUnicode_Check, PyUnicode_CheckExact
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
 import os
@@ -151,3 +151,28 @@ def path(str field not None, value, str must not None, error=MessageIllegalError
     except RAW_ERRORS as reason:
         raise error(f"{field} must {must}: {type(reason).__name__}") from reason
     raise error(f"{field} must {must}, not {shown(value)}")
+
+
+cdef int64_t TIME_MAX_MS = 99_999_999_999_999_999  # DUE_TIME_DIGITS
+
+
+cdef int64_t delay_of(object deliver_at_ms, object delay_ms, int32_t delay_level) except? -1:
+    if deliver_at_ms is None and delay_ms is None:
+        return 0
+    if delay_level:
+        raise MessageIllegalError("delay_level: give a delay level, or deliver_at_ms or delay_ms, not both")
+    if delay_ms is None:
+        return exact_whole("deliver_at_ms", deliver_at_ms, 1, TIME_MAX_MS, MessageIllegalError)
+    if deliver_at_ms is not None:
+        raise MessageIllegalError("delay_ms: give deliver_at_ms or delay_ms, not both")
+    return -exact_whole("delay_ms", delay_ms, 0, TIME_MAX_MS, MessageIllegalError)
+
+
+cdef dict with_expiry(object properties, object expires_at_ms):
+    try:
+        found = {} if properties is None else dict(properties)
+    except RAW_ERRORS as error:
+        raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__}") from error
+    found["EXPIRES_AT_MS"] = str(
+        exact_whole("expires_at_ms", expires_at_ms, 1, TIME_MAX_MS, MessageIllegalError))
+    return found

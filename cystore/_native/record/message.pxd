@@ -19,6 +19,7 @@ cdef class PutResult:
 cdef class PutArguments:
     cdef object tags, unique_key, born_host, store_host
     cdef int32_t flag, sys_flag, reconsume_times, delay_level
+    cdef int64_t delay              # above 0: due at that time, ms since the epoch; below: after so many ms; 0: no
     cdef bytes stored_properties    # the whole property string, in the place of keys, tags and properties
     cdef int64_t born_timestamp_ms, prepared_transaction_offset
 

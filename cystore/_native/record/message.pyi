@@ -4,6 +4,7 @@ from typing import Any, final
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.record import STATUS_NAMES as STATUS_NAMES
 
+SCHEDULE_TOPIC: str
 RESERVED_PROPERTIES: frozenset[str]
 
 @final
@@ -45,6 +46,8 @@ class Message:
         unique_key: str | None = None,
         delay_level: int = 0,
         expires_at_ms: int | None = None,
+        deliver_at_ms: int | None = None,
+        delay_ms: int | None = None,
     ) -> None: ...
     @property
     def delay_level(self) -> int: ...
@@ -71,6 +74,8 @@ class Message:
     def tags(self) -> str | None: ...
     @property
     def unique_key(self) -> str | None: ...
+    @property
+    def deliver_at_ms(self) -> int | None: ...
     @property
     def expires_at_ms(self) -> int | None: ...
     @property
@@ -113,4 +118,5 @@ def due_message(
     reconsume_times: int = -1,
     sys_flag: int = -1,
     prepared_transaction_offset: int = 0,
+    empty: bool = False,
 ) -> Message: ...

@@ -11,7 +11,7 @@ from cystore._native.layout cimport (
     record_queue_id
 )
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.argument_checks cimport exact_bytes, exact_text, exact_whole
+from cystore._native.record.argument_checks cimport delay_of, exact_bytes, exact_text, exact_whole, with_expiry
 from cystore._native.record.property_read cimport property_next, property_view
 from cystore._native.record.record_read cimport (
     fetch_ahead, parts_of, record_at, record_intact, record_read, walk_begin
@@ -31,6 +31,7 @@ from types import MappingProxyType
 
 from cystore._native.record.record import STATUS_NAMES
 from cystore.errors import RAW_ERRORS, CorruptRecordError, MessageIllegalError
+from cystore.layout import SCHEDULE_TOPIC
 
 cdef enum:
     WALK_RECORDS = 256
@@ -92,15 +93,6 @@ def _rebuild_put_result(physical_offset, queue_offset, size_bytes, store_timesta
     return put_result(physical_offset, queue_offset, size_bytes, store_timestamp_ms)
 
 
-cdef dict _with_expiry(object properties, object expires_at_ms):
-    try:
-        found = {} if properties is None else dict(properties)
-    except RAW_ERRORS as error:
-        raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__}") from error
-    found["EXPIRES_AT_MS"] = str(_whole("expires_at_ms", expires_at_ms, 1, 99_999_999_999_999_999))
-    return found
-
-
 @cython.auto_pickle(False)
 @cython.final
 @cython.no_gc
@@ -124,15 +116,14 @@ cdef class Message:
     """A message: made by you for `put_many`, or read from a store.
 
     `topic`, `queue_id`, `body`, `keys` (tuple of str), `tags` (str or None), `properties` (mapping of str to str),
-    `flag`, `delay_level` (0: none) and `expires_at_ms` are arguments of a put. The others are for programs that write
-    messages as RocketMQ clients and brokers do: `sys_flag`, `born_timestamp_ms` (default: now), `born_host` and
-    `store_host` ("address:port"), `reconsume_times`, `prepared_transaction_offset`, `unique_key` (property UNIQ_KEY).
+    `flag`, `delay_level` (0: none), `deliver_at_ms` or `delay_ms`, and `expires_at_ms` are arguments of a put. Others
+    are for programs that write messages as RocketMQ clients do: `sys_flag`, `born_timestamp_ms` (default: now),
+    `born_host`, `store_host` ("address:port"), `reconsume_times`, `prepared_transaction_offset`, `unique_key`.
 
     `data` is the body as bytes, and `text()` as text. `body` of a stored message is a read-only memoryview of the
     stored bytes that keeps its file mapped (sys flag 1: still compressed), without a copy. `properties` holds all
-    properties of the record. `queue_offset`, `physical_offset`,
-    `size_bytes`, `store_timestamp_ms` and `body_crc` (the record's checksum field) are set; on a message of yours they
-    are None. Source: MessageExt, MessageDecoder.
+    properties of the record. `queue_offset`, `physical_offset`, `size_bytes`, `store_timestamp_ms` and `body_crc` (the
+    record's checksum field) are set; on a message of yours they are None. Source: MessageExt, MessageDecoder.
     """
 
     def __dealloc__(self):
@@ -143,8 +134,8 @@ cdef class Message:
                 Py_DECREF(<object>self._body)
 
     def __init__(self, *, topic, body, queue_id=0, keys=(), tags=None, properties=None, flag=0, sys_flag=0,
-                 born_timestamp_ms=None, born_host=None, store_host=None, reconsume_times=0,
-                 prepared_transaction_offset=0, unique_key=None, delay_level=0, expires_at_ms=None):
+                 born_timestamp_ms=None, born_host=None, store_host=None, reconsume_times=0, unique_key=None,
+                 prepared_transaction_offset=0, delay_level=0, expires_at_ms=None, deliver_at_ms=None, delay_ms=None):
         cdef PutArguments given
         # A put may be reading from its objects.
         if self._topic is not None or self._body != NULL or self.source is not None:
@@ -153,11 +144,12 @@ cdef class Message:
         topic = exact_text("topic", topic, MessageIllegalError)
         give_body(self, body)
         self._keys = keys
-        self._properties = properties if expires_at_ms is None else _with_expiry(properties, expires_at_ms)
+        self._properties = properties if expires_at_ms is None else with_expiry(properties, expires_at_ms)
         self._queue_id = <int32_t>_whole("queue_id", queue_id, 0, 0x7FFFFFFF)
         given.tags = tags
         given.unique_key = unique_key
         given.delay_level = <int32_t>_whole("delay_level", delay_level, 0, 0x7FFFFFFF)
+        given.delay = delay_of(deliver_at_ms, delay_ms, given.delay_level)
         given.flag = <int32_t>_whole("flag", flag, -0x80000000, 0x7FFFFFFF)
         given.sys_flag = <int32_t>_whole("sys_flag", sys_flag, -0x80000000, 0x7FFFFFFF)
         given.reconsume_times = <int32_t>_whole("reconsume_times", reconsume_times, -0x80000000, 0x7FFFFFFF)
@@ -252,6 +244,14 @@ cdef class Message:
         return _given(self).delay_level if self.source is None else delay_level_of(self.properties)
 
     @property
+    def deliver_at_ms(self):
+        """The due time of a message that is to be put or that waits, ms since the epoch; None: it has none."""
+        if self.source is None:
+            return max(_given(self).delay, 0) or None
+        text = self.properties.get("DELAY_DUE", "") if self.topic == SCHEDULE_TOPIC else ""
+        return int(text) if text.isascii() and text.isdecimal() else None
+
+    @property
     def expires_at_ms(self):
         """The time from which reads leave the message out, ms since the epoch; None: never."""
         text = (self.properties or {}).get("EXPIRES_AT_MS", "")
@@ -337,8 +337,7 @@ cdef class Message:
             self._topic, body, self._keys, given.tags, properties, given.unique_key, given.born_host, given.store_host,
             given.stored_properties,
             self._queue_id, given.flag, given.sys_flag, given.reconsume_times, given.delay_level,
-            given.born_timestamp_ms,
-            given.prepared_transaction_offset)
+            given.born_timestamp_ms, given.prepared_transaction_offset, given.delay)
 
     def __repr__(self):
         if self.source is None:
@@ -390,7 +389,8 @@ def _rebuild_stored(bytes record not None):
 
 def _rebuild_given(topic, body, keys, tags, properties, unique_key, bytes born_host, bytes store_host,
                    bytes stored_properties, int32_t queue_id, int32_t flag, int32_t sys_flag, int32_t reconsume_times,
-                   int32_t delay_level, int64_t born_timestamp_ms, int64_t prepared_transaction_offset):
+                   int32_t delay_level, int64_t born_timestamp_ms, int64_t prepared_transaction_offset,
+                   int64_t delay=0):
     """Checks what a put relies on: a pickle may hold anything."""
     cdef Message message = Message.__new__(Message)
     cdef PutArguments given = PutArguments.__new__(PutArguments)
@@ -404,7 +404,7 @@ def _rebuild_given(topic, body, keys, tags, properties, unique_key, bytes born_h
     given.born_host = _packed_host("born_host", born_host)
     given.store_host = _packed_host("store_host", store_host)
     given.delay_level = <int32_t>_whole("delay_level", delay_level, 0, 0x7FFFFFFF)
-    given.flag, given.sys_flag, given.reconsume_times = flag, sys_flag, reconsume_times
+    given.flag, given.sys_flag, given.reconsume_times, given.delay = flag, sys_flag, reconsume_times, delay
     given.born_timestamp_ms, given.prepared_transaction_offset = born_timestamp_ms, prepared_transaction_offset
     message._topic = exact_text("topic", topic, MessageIllegalError)
     return message
@@ -479,16 +479,17 @@ cdef Message message_copy(const record_view* v, str topic, int32_t queue_id, byt
 
 
 def due_message(Message source not None, str topic not None, int32_t queue_id, bytes properties not None,
-                int32_t reconsume_times=-1,
-                int32_t sys_flag=-1, int64_t prepared_transaction_offset=0):
+                int32_t reconsume_times=-1, int32_t sys_flag=-1, int64_t prepared_transaction_offset=0,
+                bint empty=False):
     """A message to be put that moves a stored message to another topic, with this property string. Times, hosts, flag
     and body come from the source (ScheduleMessageService.messageTimeup). So do `reconsume_times` and `sys_flag`, unless
-    the caller gives them."""
+    the caller gives them. `empty`: it has no body."""
     cdef Message message
     cdef record_view view
     if source.source is None:
         raise MessageIllegalError("the source must be a stored message")
     view = message_view(source)
+    view.body_len = 0 if empty else view.body_len
     message = message_copy(&view, topic, queue_id, properties, view.born_host[:view.born_host_len],
                            view.store_host[:view.store_host_len])
     if sys_flag >= 0:

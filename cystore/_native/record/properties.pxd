@@ -163,3 +163,6 @@ cdef int put_expiry(property_buffer* buffer, int32_t begin, int64_t expires_at_m
 # `topic` is NULL. Returns the string's length.
 cdef int put_delay(property_buffer* buffer, int32_t begin, int32_t level, const uint8_t* topic, int32_t topic_len,
                    int32_t queue_id) except -1
+# The same for a due time, ms.
+cdef int put_due(property_buffer* buffer, int32_t begin, int64_t due_ms, const uint8_t* topic, int32_t topic_len,
+                 int32_t queue_id) except -1

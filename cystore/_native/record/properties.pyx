@@ -9,7 +9,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from cystore._native.layout cimport (
-    DELAY_PROPERTY_ROOM, PROPERTIES_BYTES_MAX, PROPERTY_DELAY, PROPERTY_DELAY_BYTES, PROPERTY_EXPIRES_AT_MS,
+    DELAY_PROPERTY_ROOM, PROPERTIES_BYTES_MAX, PROPERTY_DELAY, PROPERTY_DELAY_BYTES, PROPERTY_DELAY_DUE,
+    PROPERTY_DELAY_DUE_BYTES, PROPERTY_EXPIRES_AT_MS,
     PROPERTY_EXPIRES_AT_MS_BYTES, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_NAME_END, PROPERTY_REAL_QID,
     PROPERTY_REAL_QID_BYTES, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, PROPERTY_TAGS, PROPERTY_TAGS_BYTES,
     PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, TOPIC_BYTES_MAX
@@ -214,6 +215,22 @@ cdef int put_delay(property_buffer* buffer, int32_t begin, int32_t level, const 
                    int32_t queue_id) except -1:
     cdef int32_t limit = <int32_t>(PROPERTIES_BYTES_MAX - DELAY_PROPERTY_ROOM)
     _put_number(buffer, PROPERTY_DELAY, PROPERTY_DELAY_BYTES, level, begin)
+    if topic != NULL:
+        _put_bytes(buffer, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, topic, topic_len, begin)
+        _put_number(buffer, PROPERTY_REAL_QID, PROPERTY_REAL_QID_BYTES, queue_id, begin)
+    if buffer.length - begin > limit:
+        raise MessageIllegalError(
+            f"properties: {buffer.length - begin} bytes, at most {limit} for a delayed message (keys and tags "
+            "included)")
+    return buffer.length - begin
+
+
+cdef int put_due(property_buffer* buffer, int32_t begin, int64_t due_ms, const uint8_t* topic, int32_t topic_len,
+                 int32_t queue_id) except -1:
+    cdef int32_t limit = <int32_t>(PROPERTIES_BYTES_MAX - DELAY_PROPERTY_ROOM)
+    cdef char[24] text
+    cdef int digits = snprintf(text, 24, "%lld", <long long>due_ms)
+    _put_bytes(buffer, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES, <const uint8_t*>text, digits, begin)
     if topic != NULL:
         _put_bytes(buffer, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, topic, topic_len, begin)
         _put_number(buffer, PROPERTY_REAL_QID, PROPERTY_REAL_QID_BYTES, queue_id, begin)

@@ -20,7 +20,7 @@ from cystore._native.layout cimport (
     PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES, PROPERTY_END, PROPERTY_INNER_MULTI_DISPATCH,
     PROPERTY_INNER_MULTI_DISPATCH_BYTES, PROPERTY_INNER_MULTI_QUEUE_OFFSET, PROPERTY_INNER_MULTI_QUEUE_OFFSET_BYTES,
     PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_NAME_END, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, PROPERTY_UNIQ_KEY,
-    PROPERTY_UNIQ_KEY_BYTES, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT
+    PROPERTY_UNIQ_KEY_BYTES, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT, TIMER_QUEUE_ID
 )
 from cystore._native.record.record cimport java_hash, java_hash_four
 from cystore._native.record.record_read cimport topic_valid
@@ -56,7 +56,7 @@ cdef struct known_properties:
 cdef struct derived:
     int64_t tags_code
     bint delayed                # waits for its due time, which takes the place of the tags code
-    int64_t due_ms              # due time that the record itself names: the message was carried forward; else 0
+    int64_t due_ms              # due time that the record itself names: it was put with one, or carried; else 0
     property_view unique
     property_view light
     property_view light_offsets
@@ -215,8 +215,15 @@ cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int
     d.tags_code = java_hash(0, known.tags.value, known.tags.value_len) if known.tags.value_len else 0
     d.delayed = False
     d.due_ms = 0
-    if known.delay.value_len and v.topic_len == SCHEDULE_TOPIC_BYTES \
-            and memcmp(v.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
+    if not (known.delay.value_len or known.due.value_len) or v.topic_len != SCHEDULE_TOPIC_BYTES \
+            or memcmp(v.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) != 0:
+        return
+    if v.queue_id == <int>TIMER_QUEUE_ID:
+        d.due_ms = derive_due_time(known.due.value, known.due.value_len)
+        d.delayed = d.due_ms > 0
+        if d.delayed:
+            d.tags_code = d.due_ms
+    elif known.delay.value_len:
         level = derive_integer(known.delay.value, known.delay.value_len)
         d.delayed = level > 0
         if d.delayed and v.queue_id >= <int>DELAY_RUN_QUEUES:

@@ -18,7 +18,7 @@ class Inflow:
     masters_end: int
     reported: int
     commits: GroupCommit | None
-    is_marked: bool
+    prepared: int
     @property
     def file_bytes(self) -> int: ...
     @property

@@ -58,7 +58,7 @@ cdef class Inflow:
     cdef public int64_t masters_end     # the end of the master's log, by its frames; -1: not known
     cdef public int64_t reported        # the last report
     cdef public GroupCommit commits     # syncs the log of a member
-    cdef public bint is_marked          # records in cystore's own format need no more preparation
+    cdef public int prepared            # NEEDS_... of copied.pxd that the store says of itself already
     cdef MappedFile file                # the segment that appends go to
     cdef int64_t ready                  # up to here its pages are in memory
     cdef int fd                         # of this segment; -1: not open
@@ -196,7 +196,7 @@ cdef class Inflow:
             return OBSTACLE
         is_ready = position + self.records.length + <int64_t>BLANK_SIZE_MIN <= self.ready
         fd = -1 if self.records.length < <int64_t>WRITTEN_AT_LEAST and is_ready else self.fd
-        if self.file is None or self.records.has_cystore_records and not self.is_marked \
+        if self.file is None or self.records.needs & ~self.prepared \
                 or not self.file.base <= position < self.file.base + self.file.length or fd < 0 and not is_ready:
             return OBSTACLE
         if not control_enter(block, LOCK_APPEND, False):

@@ -10,13 +10,22 @@ from pathlib import Path
 
 import cystore
 from cystore.engine.inspect.recognize import is_store
-from cystore.layout import SCHEDULE_TOPIC
-from cystore.operate.command import OK, Command, add_json, store_config, whole_number
+from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
+from cystore.operate.command import (
+    OK,
+    Command,
+    add_json,
+    due_time,
+    duration,
+    store_config,
+    whole_number,
+)
 from cystore.operate.output import time_text, write_json, write_line, write_note
 from cystore.operate.progress import progress
 from cystore.system import files
 
 CHUNK_BYTES = 256 * 1024
+TIMER_QUEUE_ID = CONSTANTS["TIMER_QUEUE_ID"][0]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +43,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="delay before the topic gets the message: a level of the setting message_delay_level, 1 and up",
     )
+    parser.add_argument("--deliver-in", metavar="DURATION", dest="delay_ms", type=duration,
+                        help="delay before the topic gets the message, for example 90s, 2h or 1d12h")  # fmt: skip
+    parser.add_argument("--deliver-at", metavar="TIME", dest="deliver_at_ms", type=due_time,
+                        help="when the topic gets the message, for example 2027-01-01T09:00+01:00")  # fmt: skip
     parser.add_argument(
         "--flush",
         choices=("async", "sync"),
@@ -88,8 +101,11 @@ def _write_result(args: argparse.Namespace, put: cystore.PutResult) -> None:
         names = ("physical_offset", "queue_offset", "size_bytes", "store_timestamp_ms")
         write_json({name: getattr(put, name) for name in names})
     else:
-        waits = args.delay_level
-        queue = f"{SCHEDULE_TOPIC}/{waits - 1}" if waits else f"{args.topic}/{args.queue}"
+        queue = f"{args.topic}/{args.queue}"
+        if args.delay_level:
+            queue = f"{SCHEDULE_TOPIC}/{args.delay_level - 1}"
+        elif (args.deliver_at_ms or 0) > put.store_timestamp_ms or args.delay_ms:
+            queue = f"{SCHEDULE_TOPIC}/{TIMER_QUEUE_ID}"
         where = f"{queue}@{put.queue_offset}"
         write_line(
             f"{where}  {time_text(put.store_timestamp_ms)}  {put.size_bytes} bytes at physical offset "
@@ -100,7 +116,8 @@ def _write_result(args: argparse.Namespace, put: cystore.PutResult) -> None:
 def _append(args: argparse.Namespace, store: cystore.MessageStore, bodies: Sequence[bytes]) -> None:
     messages = [
         cystore.Message(topic=args.topic, queue_id=args.queue, body=body, keys=args.keys, tags=args.tag,
-                        properties=dict(args.properties), delay_level=args.delay_level)
+                        properties=dict(args.properties), delay_level=args.delay_level,
+                        deliver_at_ms=args.deliver_at_ms, delay_ms=args.delay_ms)
         for body in bodies
     ]  # fmt: skip
     try:
@@ -143,13 +160,14 @@ COMMAND = Command(
     description=(
         "Appends standard input as one message (or each line as one, with --lines) and prints its place.\n"
         "--create makes a store that does not exist. Other processes may use the store at the same time.\n"
-        "With --delay-level it waits until it is due and a process with the service schedule, or a call of "
-        "deliver, delivers it."
+        "With --delay-level, --deliver-in or --deliver-at it waits until it is due and a process with the service "
+        "schedule (`cystore serve`), or a call of deliver, delivers it."
     ),
     examples=(
         "echo hello | cystore put /var/lib/app/store greetings --create --key hello --tag first",
         "cystore put /var/lib/app/store orders --queue 3 --lines --json < orders.jsonl",
         "echo later | cystore put /var/lib/app/store greetings --delay-level 5",
+        "echo wake up | cystore put /var/lib/app/store greetings --key dawn --deliver-at 2027-01-01T09:00+01:00",
     ),
     add_arguments=_add_arguments,
     run=_run,

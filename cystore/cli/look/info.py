@@ -28,6 +28,8 @@ from cystore.operate.store_parts import looked_at
 from cystore.system import files, platform
 from cystore.verify.compacted import missing_file
 
+OVERDUE_MS = 10_000  # of a message that is due, before `info` says that nobody delivers
+
 
 def from_files(root: Path, state: facts.State) -> dict[str, Any]:
     """Facts from the files alone."""
@@ -211,10 +213,19 @@ def _show_queues(info: dict[str, Any]) -> None:
     write_table(("topic", "queue", "min offset", "max offset", "between"), rows)
     write_line(f"waiting delayed messages: {sum(level['pending'] for level in info['delayed'])}")
     rows = [
-        (d["level"], "none" if d["delay_ms"] is None else f"{d['delay_ms'] // 1000} s", d["pending"])
+        (
+            d["level"] or "time",
+            "none" if d["delay_ms"] is None else f"{d['delay_ms'] // 1000} s",
+            d["pending"],
+        )
         for d in info["delayed"]
     ]
     write_table(("level", "delay", "waiting"), rows)
+    if info["delayed_overdue_ms"] >= OVERDUE_MS:
+        write_line(
+            f"NOBODY DELIVERS: a message has been due for {info['delayed_overdue_ms'] // 1000} s; run `cystore serve`, "
+            "or a process with the service schedule"
+        )
     write_line(f"index files: {len(info['index_files'])}")
     rows = [
         (

@@ -28,7 +28,7 @@ NAMES = frozenset(
     {
         commit_log.DIRECTORY, checkpoint.FILE_NAME, manifest_file.FILE_NAME, LOCK_NAME, "abort", QUARANTINE,
         allocate.CONTROL_NAME, allocate.HEADROOM_NAME, files.TMP_DIRECTORY, "config", "index", "consumequeue",
-        "consumequeue_ext", COMPACTED, "lost+found",
+        "consumequeue_ext", "timer", COMPACTED, "lost+found",
     }
 )  # fmt: skip
 

@@ -139,10 +139,12 @@ class AppendPolicy:
         replicated: Callable[[int, int | None], None] | None = None,
         announce: Callable[[], None] | None = None,
         buffers: BufferPool | None = None,
+        begin_timer: Callable[[], None] = lambda: None,
     ) -> None:
         self._control, self._commit_log = control, commit_log
         self._allocator, self._flusher, self._space = allocator, flusher, space
         self.more_queues, self._relieve = allocator.more_queues, relieve
+        self.begin_timer = begin_timer
         self.revive = revive
         self._marks, self._master = cystore_records, master
         self._replicated, self._announce, self._buffers = replicated, announce, buffers

@@ -45,7 +45,9 @@ from cystore.value_class import value_class
 
 log = logging.getLogger("cystore")
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 2, 0
+PLAIN_MAJOR = 1  # of a store in which no message has ever waited for a time of its own
+TIMER_MAJOR = 2  # an earlier version would deliver those messages early, so it is refused
 SHOWN_MAX = 200  # characters of a name
 READS = 16  # a reader that meets two updates at once looks again
 
@@ -56,7 +58,8 @@ class Facts:
 
     `settings`: values of StoreConfig that are the store's. `sections`: JSON of parts above the engine, and of newer
     versions, by name. `rebuilt`: the reason why the earlier facts are lost, empty otherwise. `paused`: the reason why
-    cleaning is paused, empty otherwise. `log_begin`: the log's minimum, -1 before any process has entered it.
+    cleaning is paused, empty otherwise. `log_begin`: the log's minimum, -1 before any process has entered it. `major`:
+    the format that a process must know.
     """
 
     sequence: int = 0
@@ -69,6 +72,7 @@ class Facts:
     rebuilt: str = ""
     paused: str = ""
     log_begin: int = -1
+    major: int = PLAIN_MAJOR
 
     def with_section(self, name: str, value: Any) -> Facts:
         """These facts with another value of a section; None removes it."""
@@ -83,7 +87,7 @@ def render(facts: Facts) -> bytes:
     """The payload that contains `facts`."""
     content = {
         **facts.sections,
-        "format": {"major": MAJOR, "minor": MINOR, **facts.sections.get("format", {})},
+        "format": {"minor": MINOR, **facts.sections.get("format", {}), "major": facts.major},
         "store_id": facts.store_id,
         "settings": dict(facts.settings),
         "damaged": [damaged_range_fields(each) for each in facts.damaged_ranges],
@@ -105,7 +109,7 @@ def parse(payload: bytes, sequence: int = 0) -> Facts:
         raise ValueError(f"the format is {version!r}")
     if major > MAJOR:
         raise StoreFormatError(
-            f"written by a newer version of cystore: format {major}, this one knows {MAJOR}"
+            f"written by a newer version of cystore: format {major}, this one knows {MAJOR}; use the newer version"
         )
     taken = {name: content.pop(name, default) for name, default in _DEFAULTS.items()}
     for name, default in _DEFAULTS.items():
@@ -123,6 +127,7 @@ def parse(payload: bytes, sequence: int = 0) -> Facts:
         taken["rebuilt"],
         taken["paused"],
         max(taken["log_begin"], -1),
+        max(major, PLAIN_MAJOR),
     )
 
 
@@ -252,6 +257,7 @@ def _added(newest: Facts, known: Facts) -> Facts:
         sections={**doubted(known.sections), **newest.sections},
         paused=known.paused,
         log_begin=max(known.log_begin, newest.log_begin),
+        major=max(known.major, newest.major),
     )
 
 
@@ -463,6 +469,11 @@ class Manifest:
     def set_log_begin(self, minimum: int) -> None:
         """Records the log's begin. Called before the first file of the log is removed."""
         self.update(lambda facts: replace(facts, log_begin=minimum))
+
+    def begin_timer(self) -> None:
+        """Called before the first message waits until a time of its own: from then on earlier versions are refused."""
+        if self.snapshot().major < TIMER_MAJOR:
+            self.update(lambda facts: replace(facts, major=max(facts.major, TIMER_MAJOR)))
 
     def pause_cleaning(self, why: str) -> None:
         """Pauses cleaning until an operator ends the pause."""

@@ -24,7 +24,7 @@ from cystore import clock
 from cystore._native.append.appender import Appender
 from cystore._native.derived.transfer import carried_properties
 from cystore._native.memory.control import Control
-from cystore._native.record.message import Message, due_message
+from cystore._native.record.message import Message, PutResult, due_message
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
@@ -34,6 +34,7 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import QueuesFullError, StoreError
 from cystore.layout import CONSTANTS, FLAGS, SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import RUN_QUEUES, DeliveryProgress, level_of
+from cystore.services.delay.timer import TIMER_QUEUE_ID
 from cystore.services.delay.transfer import (
     BATCH_BYTES,
     BATCH_MESSAGES,
@@ -139,6 +140,8 @@ class Carrier:
             first, behind = self._progress.offset(slot), queue.offset_at(end)
             step = max((behind - first) // SAMPLES, 1)
             for queue_offset in range(first, behind, step):
+                if slot == self._progress.timer.slot and not self._progress.timer.waits(queue_offset):
+                    continue
                 entry = queue.entry(queue_offset)
                 if entry is not None:
                     base = entry.physical_offset - entry.physical_offset % self._commit_log.file_bytes
@@ -152,19 +155,20 @@ class Carrier:
         assert self._transfer is not None
         copies = [copy for _, _, copy in batch if copy is not None]
         if not copies:
-            self._advance(batch, 0)
+            self._advance(batch, [])
             return 0, None
         try:
             put, room = self._transfer.append(copies, makes_space=True)
         except StoreError as error:
-            self._advance(batch, len(error.results or ()))
+            self._advance(batch, error.results or [])
             raise
         failpoint("carry.appended")
-        self._advance(batch, len(put))
+        self._advance(batch, put)
         return len(put), room
 
-    def _advance(self, batch: list[Leaving], carried: int) -> None:
-        """Counts the first `carried` messages of a batch, and the stepped-over ones between them."""
+    def _advance(self, batch: list[Leaving], carried: list[PutResult]) -> None:
+        """Counts the first messages of a batch, whose copies are in `carried`, and the stepped-over ones between
+        them."""
         assert self._transfer is not None
         self._transfer.leave(batch, carried)
         failpoint("carry.counted")
@@ -178,7 +182,10 @@ class Carrier:
         size, now_ms = 0, clock.now_ms(self._control)
 
         def push(slot: int, begin: int) -> None:
-            head = self._waiting_queues.head(self._queues.get(slot), begin)
+            queue = self._queues.get(slot)
+            if slot == self._progress.timer.slot:
+                begin = self._progress.timer.next_waiting(begin, queue.max_offset)
+            head = self._waiting_queues.head(queue, begin)
             if head is not None and head.physical_offset < end:
                 heapq.heappush(heads, (head.physical_offset, slot, head))
 
@@ -195,7 +202,9 @@ class Carrier:
                 if properties is None or not self._fits(message, properties):
                     self._report_stuck(message)
                     break  # no message behind it can be carried
-                run = self._run_for(level_of(queue.queue_id), due_ms, last_due, now_ms)
+                run = TIMER_QUEUE_ID
+                if queue.queue_id != TIMER_QUEUE_ID:
+                    run = self._run_for(level_of(queue.queue_id), due_ms, last_due, now_ms)
                 copy = due_message(message, SCHEDULE_TOPIC, run, properties)
                 batch.append((slot, head.queue_offset, copy))
                 last_due[run] = due_ms

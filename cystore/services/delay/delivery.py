@@ -29,6 +29,7 @@ from cystore.engine.log.flush import Flusher
 from cystore.errors import MessageIllegalError, QueuesFullError, StoreConfigError, StoreError
 from cystore.layout import FLAGS, SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import RUN_QUEUES, DeliveryProgress, level_of
+from cystore.services.delay.timer import TIMER_QUEUE_ID
 from cystore.services.delay.transfer import (
     BATCH_BYTES,
     BATCH_MESSAGES,
@@ -44,6 +45,9 @@ FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 RUN_ONCE_S = 1.0
 BUSY_MS = 10
 IDLE_MS = 100  # ScheduleMessageService.DELAY_FOR_A_WHILE
+TIMER_BATCH = 256
+TIMER_IDLE_MS = 20  # while messages wait in the timer: another one may be due sooner
+SET_ASIDE_MS = 10_000  # of a message of the timer whose queue cannot be made
 
 
 class Scheduler:
@@ -148,8 +152,16 @@ class Scheduler:
             if copy is None or self._control.find_queue(copy.topic, copy.queue_id) >= 0:
                 continue
             queue = self._queues.get(slot)
-            level = self._longer_level(level_of(queue.queue_id), slots)
-            batch[place] = slot, queue_offset, self._waiting_queues.set_aside(queue, queue_offset, level)
+            if queue.queue_id == TIMER_QUEUE_ID:
+                later_ms = clock.now_ms(self._control) + SET_ASIDE_MS
+                batch[place] = (
+                    slot,
+                    queue_offset,
+                    self._waiting_queues.wait_longer(queue, queue_offset, later_ms),
+                )
+            else:
+                level = self._longer_level(level_of(queue.queue_id), slots)
+                batch[place] = slot, queue_offset, self._waiting_queues.set_aside(queue, queue_offset, level)
             key = copy.topic, copy.queue_id
             if key not in self._told:
                 self._told.add(key)
@@ -169,16 +181,16 @@ class Scheduler:
         """Delivers a batch, counts its delivered messages, and returns the missing resource for the rest."""
         copies = [copy for _, _, copy in batch if copy is not None]
         if not copies:
-            self._advance(batch, 0)
+            self._advance(batch, [])
             return [], None
         try:
             put, room = self._append(copies)
         except MessageIllegalError:
             return self._put_one(batch)  # nothing was written, because all messages are checked first
         except StoreError as error:
-            self._advance(batch, len(error.results or ()))
+            self._advance(batch, error.results or [])
             raise
-        self._advance(batch, len(put))
+        self._advance(batch, put)
         return put, room
 
     def _append(self, messages: list[Message]) -> tuple[list[PutResult], RoomNeededError | None]:
@@ -201,13 +213,14 @@ class Scheduler:
                 except MessageIllegalError as error:
                     report_undeliverable(self._queues.get(slot), queue_offset, error)
                     continue
-                self._advance([(slot, queue_offset, copy)], len(put))
+                self._advance([(slot, queue_offset, copy)], put)
                 return put, room
-            self._advance([(slot, queue_offset, None)], 0)
+            self._advance([(slot, queue_offset, None)], [])
         return [], None
 
-    def _advance(self, batch: list[Leaving], delivered: int) -> None:
-        """Counts the first `delivered` messages of a batch, and the stepped-over ones between them."""
+    def _advance(self, batch: list[Leaving], delivered: list[PutResult]) -> None:
+        """Counts the first messages of a batch, whose copies are in `delivered`, and the stepped-over ones between
+        them."""
         assert self._transfer is not None
         self._transfer.leave(batch, delivered)
         failpoint("deliver.counted")
@@ -220,10 +233,38 @@ class Scheduler:
         heads: list[tuple[int, bool, int, int, int, tuple[Leaving, int] | None]] = []
         batch: list[Leaving] = []
         size, runs = 0, self._waiting_queues.runs(now_ms)
+        self._enter_timed()
+
+        timer = self._progress.timer
+
+        def take_timed(slot: int, until_ms: int) -> None:
+            """Takes messages of the timer that are due by then, and notes its next one."""
+            nonlocal size
+            queue = self._queues.get(slot)
+            while len(batch) < limit and size < BATCH_BYTES:
+                taken = timer.take(until_ms, min(limit - len(batch), TIMER_BATCH))
+                if not taken:
+                    break
+                found, more = self._waiting_queues.timed(runs, queue, taken, BATCH_BYTES - size)
+                size += more
+                for _, queue_offset, copy in found:
+                    if copy is None:
+                        odd = self._timed(queue, queue_offset, now_ms)
+                        if odd is None:
+                            continue
+                        copy, length = odd
+                        size += length
+                    batch.append((slot, queue_offset, copy))
+            due_ms = timer.next_due_ms()
+            if due_ms is not None and due_ms <= now_ms:
+                heapq.heappush(heads, (due_ms, True, TIMER_QUEUE_ID, slot, 0, None))
 
         def take(queue_id: int, slot: int, begin: int, until_ms: int) -> None:
             """Takes plain messages of a queue that are due by then, and notes its next one."""
             nonlocal size
+            if queue_id == TIMER_QUEUE_ID:
+                take_timed(slot, until_ms)
+                return
             queue, odd = self._queues.get(slot), None
             found, taken, at, due_ms = self._waiting_queues.run(
                 runs, queue, begin, until_ms, limit - len(batch), BATCH_BYTES - size
@@ -253,6 +294,30 @@ class Scheduler:
                 take(queue_id, slot, at, until_ms)
         return batch
 
+    def _enter_timed(self) -> None:
+        timer = self._progress.timer
+        if timer.slot >= 0:
+            timer.take_back()
+            timer.enter(self._progress.offset(timer.slot))
+
+    def _timed(
+        self, queue: ConsumeQueue, queue_offset: int, now_ms: int
+    ) -> tuple[Message | None, int] | None:
+        """(copy, bytes) of a message of the timer; no copy for one that is stepped over. None if its record says that
+        it is due later."""
+        head = self._waiting_queues.head(queue, queue_offset)
+        if head is None or head.queue_offset != queue_offset:
+            return None, 0
+        message, due_ms = self._waiting_queues.read(queue, head, now_ms)
+        if message is None:
+            return None, 0
+        if due_ms > now_ms:
+            self._progress.timer.wait_until(queue_offset, due_ms)
+            return None
+        if not has_target(queue, head, message):
+            return None, 0
+        return delivered_copy(message), message.size_bytes or 0
+
     def _head(
         self, queue: ConsumeQueue, begin: int, now_ms: int
     ) -> tuple[int, int, Message | None, int] | None:
@@ -279,7 +344,12 @@ class Scheduler:
     def next_due_ms(self) -> int | None:
         """The time when the next dispatched message is due; None if none waits."""
         due: list[int] = []
-        for slot in self._progress.slots().values():
+        for queue_id, slot in self._progress.slots().items():
+            if queue_id == TIMER_QUEUE_ID:
+                self._progress.timer.enter(self._progress.offset(slot))
+                timed_ms = self._progress.timer.next_due_ms()
+                due += [] if timed_ms is None else [timed_ms]
+                continue
             head = self._waiting_queues.head(self._queues.get(slot), self._progress.offset(slot))
             if head is not None:
                 known = self._waiting.get(slot)
@@ -287,12 +357,18 @@ class Scheduler:
                 due.append(known[2] if known is not None and checked else head.noted_ms or 0)
         return min(due, default=None)
 
+    def overdue_ms(self) -> int:
+        """How long the first due message has been waiting for a process that delivers it."""
+        due_ms = self.next_due_ms()
+        return 0 if due_ms is None else max(clock.now_ms(self._control) - due_ms, 0)
+
     def idle_s(self) -> float:
         """The sleep of a thread: until the next message is due, at most RocketMQ's time. An overdue message means that
         another process delivers now."""
         due_ms = self.next_due_ms()
         left_ms = IDLE_MS if due_ms is None else due_ms - clock.now_ms(self._control)
-        return min(left_ms if left_ms > 0 else BUSY_MS, IDLE_MS) / 1000
+        idle_ms = IDLE_MS if self._progress.timer.slot < 0 else TIMER_IDLE_MS
+        return min(left_ms if left_ms > 0 else BUSY_MS, idle_ms) / 1000
 
 
 def _delivered(batch: list[Leaving], put: int) -> int:

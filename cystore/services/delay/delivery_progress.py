@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 from cystore._native.derived.delay import Delivered
@@ -29,8 +29,15 @@ from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.derived.files.offsets import DelayOffsets, read_delay_offsets, write_delay_offsets
 from cystore.engine.log.append_policy import repair_dead_append
 from cystore.engine.log.commit_log import CommitLog
-from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError, StoreFullError
+from cystore.errors import (
+    CorruptRecordError,
+    OffsetError,
+    StoreFormatError,
+    StoreFullError,
+    SyncFailedError,
+)
 from cystore.layout import CONSTANTS, FLAGS, SCHEDULE_TOPIC
+from cystore.services.delay.timer import ENDS_QUEUE_ID, TIMER_QUEUE_ID, Timer
 from cystore.system import files
 
 log = logging.getLogger("cystore")
@@ -60,7 +67,16 @@ def content_of(message: Message) -> Hashable:
 class DeliveryProgress:
     """Progress of one store. Changes need the deliver lock; reading needs none."""
 
-    def __init__(self, root: Path, control: Control, commit_log: CommitLog, queues: ConsumeQueues) -> None:
+    def __init__(
+        self,
+        root: Path,
+        control: Control,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        timer: Timer,
+        begin_timer: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.timer, self._begin_timer = timer, begin_timer
         self._root, self._control, self._commit_log, self._queues = root, control, commit_log, queues
         self.shared = Delivered(control)
         self._slots: dict[int, int] = {}
@@ -74,7 +90,11 @@ class DeliveryProgress:
         count = self._control.queue_count
         if count > self._slots_seen:
             rows = [(slot, self._control.queue(slot)) for slot in range(self._slots_seen, count)]
-            new = {queue_id: slot for slot, (topic, queue_id, *_) in rows if topic == SCHEDULE_TOPIC}
+            new = {
+                queue_id: slot
+                for slot, (topic, queue_id, *_) in rows
+                if topic == SCHEDULE_TOPIC and queue_id != ENDS_QUEUE_ID
+            }
             self._slots, self._slots_seen = {**self._slots, **new}, count
         return self._slots
 
@@ -92,10 +112,13 @@ class DeliveryProgress:
         return behind
 
     def pending(self) -> dict[int, int]:
-        """The number of waiting messages in each level's queues, by level; delivered ones count too until they are
-        counted as such."""
+        """The number of waiting messages in each level's queues, by level; those with a time of their own are level 0.
+        Delivered ones count too until they are counted as such."""
         waiting: Counter[int] = Counter()
         for queue_id, slot in self.slots().items():
+            if queue_id == TIMER_QUEUE_ID:
+                waiting[0] += self.timer.count(self.offset(slot))
+                continue
             waiting[level_of(queue_id)] += max(self._control.queue_end(slot) - self.offset(slot), 0)
         return {level: count for level, count in sorted(waiting.items()) if count}
 
@@ -108,7 +131,10 @@ class DeliveryProgress:
         needed = self._control.wrote
         for slot in self.slots().values():
             queue = self._queues.get(slot)
-            at = queue.next_message(self.offset(slot), queue.max_offset)
+            begin = self.offset(slot)
+            if slot == self.timer.slot:
+                begin = self.timer.next_waiting(begin, queue.max_offset)
+            at = queue.next_message(begin, queue.max_offset)
             entry = None if at is None else queue.entry(at)
             if entry is not None:
                 needed = min(needed, entry.physical_offset)
@@ -128,6 +154,10 @@ class DeliveryProgress:
             saved = DelayOffsets()
         for queue_id, slot in self.slots().items():
             shared.set_offset(slot, max(saved.table.get(queue_id + 1, 0), control.queue_minimum(slot)))
+        if self.timer.slot >= 0:
+            if writable:
+                self._begin_timer()  # the log may come from a master, or the manifest was made anew
+            self.timer.load(self.offset(self.timer.slot), saved.physical_offset)
         position = max(saved.physical_offset, self.first_needed(), control.min_physical_offset)
         shared.position = position
         shared.unfinished = position < control.wrote
@@ -230,10 +260,25 @@ class DeliveryProgress:
         if queue_offset > self.shared.offset(slot):
             self.shared.set_offset(slot, queue_offset)
 
+    def leave(self, slot: int, queue_offset: int, position: int) -> None:
+        """Records that the record at `position` took the place of a message."""
+        if slot == self.timer.slot:
+            self.timer.leave(queue_offset, position)
+        else:
+            self.move(slot, queue_offset + 1)
+
     def finish(self) -> None:
         """Records that every delivery is counted."""
         self.shared.unfinished = False
         self._pending_by_content.clear()
+
+    def _forward_timer(self) -> None:
+        """Moves the timer's offset over the messages that left, and removes blocks that no message needs."""
+        slot = self.timer.slot
+        if slot >= 0:
+            begin = self.offset(slot)
+            self.move(slot, self.timer.next_waiting(begin, self._queues.get(slot).max_offset))
+            self.timer.blocks.remove_below(self._control.queue_minimum(slot))
 
     def _count(self, message: Message) -> None:
         if b"REAL_TOPIC\x01" not in (message.properties_bytes or b""):
@@ -251,7 +296,7 @@ class DeliveryProgress:
         else:
             found = self._alike(message)
         if found is not None:
-            self.move(found[0], found[1] + 1)
+            self.leave(*found, message.physical_offset)
 
     def _place_of_source(self, text: str) -> tuple[int, int] | None:
         """(slot, queue offset) of a source; None for a source in another store, whose messages were copied here."""
@@ -311,6 +356,13 @@ class DeliveryProgress:
         if not self.slots():
             return
         self._control.commit()  # what is counted must not be lost where the table is not
+        self._forward_timer()
+        if self.timer.slot >= 0:
+            try:
+                self.timer.blocks.sync()  # the table's position says that they are durable
+            except SyncFailedError:
+                log.exception("%s: cannot save the progress of delayed messages", self._root)
+                return
         position = shared.position if self._has_uncounted else self._control.wrote
         table = {queue_id + 1: self.offset(slot) for queue_id, slot in self.slots().items()}
         try:

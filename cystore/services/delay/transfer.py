@@ -6,7 +6,7 @@ Each copy names its source. So after a kill the next process finds in the log wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ from cystore._native.record.message import Message, PutResult
 from cystore.engine.log.append_policy import AppendPolicy
 from cystore.errors import MessageIllegalError, StoreError
 from cystore.services.delay.delivery_progress import DeliveryProgress
+from cystore.services.delay.timer import STEPPED_OVER
 
 BATCH_MESSAGES = 256
 BATCH_BYTES = 1024 * 1024
@@ -82,14 +83,21 @@ class Transfer:
             self._progress.finish()
             raise
 
-    def leave(self, batch: Iterable[Leaving], put: int) -> None:
-        """Counts the first `put` messages of a batch, and the stepped-over ones between them."""
+    def leave(self, batch: Iterable[Leaving], put: Sequence[PutResult]) -> None:
+        """Counts the first messages of a batch, whose copies are at the places in `put`, and the stepped-over ones
+        between them."""
         ends: dict[int, int] = {}
+        done, timer = 0, self._progress.timer
         for slot, queue_offset, copy in batch:
+            position = STEPPED_OVER
             if copy is not None:
-                if put == 0:
+                if done == len(put):
                     break
-                put -= 1
-            ends[slot] = queue_offset + 1
+                position = put[done].physical_offset
+                done += 1
+            if slot == timer.slot:
+                timer.leave(queue_offset, position)
+            else:
+                ends[slot] = queue_offset + 1
         for slot, end in ends.items():
             self._progress.move(slot, end)

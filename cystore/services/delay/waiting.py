@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cystore._native.derived import queue_ext
 from cystore._native.derived.delay import is_due_time
 from cystore._native.derived.due_run import DueRuns
-from cystore._native.derived.transfer import carried_due_ms, source_text, target_of
+from cystore._native.derived.transfer import carried_due_ms, carried_properties, source_text, target_of
 from cystore._native.memory import store_clock
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, delay_level_of, due_message
@@ -19,6 +19,7 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import DUE, SOURCE
+from cystore.services.delay.timer import TIMER_QUEUE_ID, Due
 from cystore.services.delay.transfer import Leaving
 
 log = logging.getLogger("cystore")
@@ -67,6 +68,12 @@ class WaitingQueues:
         end = min(end, file.end // ENTRY_BYTES)
         return runs.take(file, begin, end, queue.queue_id, queue.slot, until_ms, room, bytes_room)
 
+    def timed(
+        self, runs: DueRuns, queue: ConsumeQueue, dues: list[Due], bytes_room: int
+    ) -> tuple[list[Leaving], int]:
+        """Copies of messages of the timer, and the bytes of their records; no copy where `read` has to look."""
+        return runs.take_timed(queue.file_of, dues, queue.queue_id, queue.slot, bytes_room)
+
     def read(self, queue: ConsumeQueue, head: Head, now_ms: int) -> tuple[Message | None, int]:
         """(message, its due time); None and 0 for an unreadable message, which is reported."""
         try:
@@ -77,6 +84,18 @@ class WaitingQueues:
             )
             return None, 0
         return message, self._due_ms(head, message, queue.slot, now_ms)
+
+    def wait_longer(self, queue: ConsumeQueue, queue_offset: int, due_ms: int) -> Message | None:
+        """The copy of a message of the timer with another due time; None for an unreadable message, or one whose
+        properties have no room."""
+        entry = queue.entry(queue_offset)
+        if entry is None:
+            return None
+        message = self._commit_log.read(entry.physical_offset)
+        properties = carried_properties(message, due_ms)
+        return (
+            None if properties is None else due_message(message, SCHEDULE_TOPIC, TIMER_QUEUE_ID, properties)
+        )
 
     def set_aside(self, queue: ConsumeQueue, queue_offset: int, level: int) -> Message | None:
         """The copy of a waiting message that waits for the whole delay of a level, in the queue of that level; None for
@@ -100,6 +119,8 @@ class WaitingQueues:
         be early. A carried message waits no longer than it says.
         """
         stored_ms, carried_ms = message.store_timestamp_ms, carried_due_ms(message)
+        if message.queue_id == TIMER_QUEUE_ID:
+            return carried_ms or 0  # a record without a due time is due at once
         level = min(max(delay_level_of(message.properties), 1), len(self._levels_ms))
         delay_ms = self._levels_ms[level - 1]
         if carried_ms is not None:

@@ -1,6 +1,6 @@
 """Pieces: one process is killed at a place inside of a transaction, a consumer, a put into light queues, the
-registration of a filter, a compaction, a named dispatcher, or a put with a key of its own; others go on or come after
-it.
+registration of a filter, a compaction, a named dispatcher, the timer, or a put with a key of its own; others go on or
+come after it.
 
 A case is one store, one place and a number of hits, all chosen by chance. The episodes are those of the kill tests of
 each piece.
@@ -11,7 +11,16 @@ from __future__ import annotations
 from functools import partial
 from types import ModuleType
 
-from tests.crash.episodes import compaction, consumers, dispatchers, filters, light_queues, once, transactions
+from tests.crash.episodes import (
+    compaction,
+    consumers,
+    dispatchers,
+    filters,
+    light_queues,
+    once,
+    timer,
+    transactions,
+)
 from tests.crash.matrix import Fault, Run
 from tests.support.processes.fork_server import environment, no_compiler
 
@@ -62,5 +71,12 @@ PIECES: tuple[Fault, ...] = (
         company=True,
     ),
     _row("dispatchers", "of a process that runs a named dispatcher; another one takes over", dispatchers),
+    _row(
+        "timer",
+        "of a process that puts messages with a time, cancels, moves, delivers and cleans; another process lives, or "
+        "nobody does",
+        timer,
+        company=True,
+    ),
     _row("once", "behind the append of `put_once`; another process puts the same keys", once),
 )

@@ -261,6 +261,7 @@ def _message(w: World) -> Given:
 def _put(w: World) -> Given:
     """A put of one of the kinds."""
     kinds: list[Given] = [{}, {}, {"unique_key": "u"}, {"delay_level": 1}, {"dedup_key": f"d{w.some(50)}"}]
+    kinds += [{"delay_ms": 1 + w.some(20)}, {"deliver_at_ms": 1 << 40}]
     return {
         **_message(w),
         "flush": w.rng.choice(("async", "async", "sync")),
@@ -268,6 +269,8 @@ def _put(w: World) -> Given:
         "expires_at_ms": 1 << 45,
         "unique_key": None,
         "delay_level": 0,
+        "deliver_at_ms": None,
+        "delay_ms": None,
         "dedup_key": None,
         **w.rng.choice(kinds),
     }
@@ -308,6 +311,8 @@ ROWS: dict[str, Row] = {
         "prepared_transaction_offset": 0,
         "unique_key": "u",
         "delay_level": 0,
+        "deliver_at_ms": None,
+        "delay_ms": 5,
         "expires_at_ms": 1 << 45,
     },
     "cystore.Contains": lambda w: {"texts": ("x", b"y")},
@@ -394,6 +399,14 @@ ROWS: dict[str, Row] = {
     "MessageStore.flush_log": _nothing_given,
     "MessageStore.checkpoint": _nothing_given,
     "MessageStore.dispatch": lambda w: {"max_bytes": w.rng.choice((None, 4096)), "timeout_s": 1.0},
+    "MessageStore.cancel": lambda w: {"topic": "T", "key": "k", "physical_offset": None},
+    "MessageStore.reschedule": lambda w: {
+        "topic": "T",
+        "key": "k",
+        "deliver_at_ms": 1 + w.some(2) * (1 << 40),
+        "physical_offset": None,
+    },
+    "MessageStore.pending": lambda w: {"topic": "T", "begin_ms": 0, "end_ms": 1 << 45},
     "MessageStore.deliver": lambda w: {"max_messages": 10, "timeout_s": 1.0},
     "MessageStore.clean": lambda w: {"max_segments": w.rng.choice((None, 1)), "forcibly": False},
     "MessageStore.clean_due": _nothing_given,
@@ -495,7 +508,11 @@ ROWS: dict[str, Row] = {
     },
     "Consumer.poll": lambda w: {"max_count": 3, "timeout_s": WAIT_S},
     "Consumer.ack": lambda w: {MANY: w.consumer.poll(2) or [w.message()]},
-    "Consumer.retry": lambda w: {"message": (w.consumer.poll(1) or [w.message()])[0], "delay_level": 1},
+    "Consumer.retry": lambda w: {
+        "message": (w.consumer.poll(1) or [w.message()])[0],
+        "delay_level": 0,
+        "delay_ms": 5,
+    },
     "Consumer.close": _nothing_given,
     # ----------------------------------------------------------------------------------------- dispatchers
     "Dispatchers.add": lambda w: {

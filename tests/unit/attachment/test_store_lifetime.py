@@ -75,6 +75,8 @@ def test_every_method_of_a_closed_store_is_refused(path):
         "rollback": ("id",),
         "latest": ("T", "k"),
         "compacted": ("T",),
+        "cancel": ("T", "k"),
+        "reschedule": ("T", "k", 1),
         "check_transactions": (lambda half, message: None,),
     }
     named = {"put_once": {"dedup_key": "k", "window_ms": 1}}

@@ -12,6 +12,7 @@ import cystore
 from cystore import clock
 from cystore.consumers.in_flight import QueueInFlight
 from cystore.consumers.shares import share
+from cystore.engine.manifest.manifest import look
 from tests.support.process import Process
 from tests.support.small_stores import BLANK_BYTES, body_for
 
@@ -377,6 +378,24 @@ def test_a_message_with_room_for_a_retry_comes_again(tmp_path):
             assert "DELAY_SOURCE" in again.properties
             assert consumer.retry(again)
         assert dead_letters(store) == [b"nearly"]
+
+
+def test_a_message_comes_again_after_a_time_of_its_own(tmp_path):
+    with opened(tmp_path / "s") as store:
+        store.put("orders", b"later", keys=("k",))
+        with store.consumer("billing", "orders", max_reconsume_times=1) as consumer:
+            (message,) = taken(consumer, 1)
+            for wrong in ({"delay_ms": -1}, {"delay_ms": 1 << 50}, {"delay_ms": 5, "delay_level": 1}):
+                with pytest.raises(cystore.StoreConfigError, match="delay_ms"):
+                    consumer.retry(message, **wrong)
+            assert consumer.retry(message, delay_ms=50)
+            (waiting,) = store.pending("%RETRY%billing")
+            assert look(tmp_path / "s").facts.major == 2, "earlier versions are kept out"
+            (again,) = taken(consumer, 1)
+            assert again.store_timestamp_ms >= waiting.deliver_at_ms >= message.store_timestamp_ms + 50
+            assert (again.topic, again.reconsume_times, again.keys) == ("%RETRY%billing", 1, ("k",))
+            assert consumer.retry(again, delay_ms=50)
+        assert dead_letters(store) == [b"later"]
 
 
 @pytest.mark.parametrize("spare", [0, 5, 6, 100])

@@ -9,7 +9,15 @@ import pytest
 from cystore.engine.manifest import manifest_file
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
-from cystore.engine.manifest.manifest import Facts, Manifest, look, parse, read_damaged_ranges, render
+from cystore.engine.manifest.manifest import (
+    MAJOR,
+    Facts,
+    Manifest,
+    look,
+    parse,
+    read_damaged_ranges,
+    render,
+)
 from cystore.engine.manifest.manifest_file import FILE_NAME, FIRST_SLOT_BYTES, HEADER_BYTES
 from cystore.errors import StoreFormatError, StoreFullError, StoreIOError
 from cystore.system import files
@@ -166,7 +174,7 @@ def test_fields_of_a_newer_minor_version_are_kept(tmp_path):
 
 
 def test_a_newer_major_version_is_refused(tmp_path):
-    content = json.loads(render(Facts())) | {"format": {"major": 2, "minor": 0}}
+    content = json.loads(render(Facts())) | {"format": {"major": MAJOR + 1, "minor": 0}}
     manifest_file.create(tmp_path, 1, json.dumps(content).encode())
     with pytest.raises(StoreFormatError, match="newer version"):
         Manifest.load(tmp_path, None)
