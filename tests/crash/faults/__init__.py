@@ -26,6 +26,7 @@ from tests.crash.faults import (
     signals,
     stop,
     taken_away,
+    timer_power,
 )
 from tests.crash.matrix import Fault
 from tests.crash.shapes import FOLDERS, POOL, Shape
@@ -49,6 +50,7 @@ FAULTS: tuple[Fault, ...] = (
     forked.FAULT,
     jvm.FAULT,
     lost_writes.FAULT,
+    timer_power.FAULT,
     signals.FAULT,
     resources.DESCRIPTORS,
     resources.MEMORY,
