@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from weakref import WeakMethod
 
 from cystore._native.append.appender import Appender
 from cystore._native.append.group_commit import GroupCommit
@@ -174,6 +175,8 @@ def compose(
         control, dispatcher, commit_log.files.directory, "delivering only dispatched messages"
     )
     scheduler = Scheduler(control, queues, delivered, dispatch_help, flusher, waiting, appender, config)
+    if appender is not None:
+        appender.policy.delivery = WeakMethod(scheduler.tell_if_nobody_delivers)
     withdrawals = Withdrawals(
         control, commit_log, reader, delivered, dispatch_help, flusher, appender, config
     )

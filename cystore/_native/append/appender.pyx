@@ -63,6 +63,7 @@ cdef extern from "Python.h":
 cdef enum:
     SHORT_PROPERTIES = 512          # a longer property string is written on the heap
 cdef int64_t EXPIRES_AT_MAX_MS = 99_999_999_999_999_999  # DUE_TIME_DIGITS
+cdef int64_t LOOK_MS = 60_000
 
 cdef PyObject* NONE = <PyObject*>None
 cdef dict _FLUSHES = {"async": 0, "sync": FLUSH_SYNC, "replicated": FLUSH_REPLICATED}
@@ -88,6 +89,7 @@ cdef class Appender(AppendLoop):
 
     cdef GroupCommit commits        # None: the policy does all waits
     cdef bint timed                 # the manifest says that messages may wait until a time of their own
+    cdef int64_t look_ms            # from then on, a put with a time looks whether anybody delivers
 
     def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
                  int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default, int32_t delay_levels,
@@ -293,6 +295,9 @@ cdef class Appender(AppendLoop):
         item.properties_len = put_due(buffer, begin, due, item.topic, item.topic_len, item.queue_id)
         self._topic(SCHEDULE_TOPIC, TIMER_QUEUE_ID, item)
         self._begin_timer()
+        if now >= self.look_ms:
+            self.look_ms = now + LOOK_MS
+            self.policy.look_at_delivery()
         self._finish(item)
         if item.size + longer + <int64_t>DELAY_PROPERTY_ROOM + BLANK_SIZE_MIN > self.file_bytes:
             raise MessageIllegalError(

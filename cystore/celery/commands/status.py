@@ -30,6 +30,7 @@ from cystore.operate.output import (
 )
 from cystore.operate.positions import positions
 from cystore.operate.store_parts import attached
+from cystore.services.delay.delivery import nobody_delivers
 from cystore.services.duty_table import Duties
 from cystore.system import platform
 
@@ -78,6 +79,7 @@ def _store_facts(ctx: click.Context) -> dict[str, Any]:
     return {
         **told,
         **{name: at["positions"][name] for name in names},
+        "delayed_overdue_ms": at["delayed_overdue_ms"],
         "topics": {topic: _count(at["queues"], topic) for topic in TOPICS},
         "duties": {
             name: {**run._asdict(), "outcome": run.outcome.name.lower()} for name, run in runs.items()
@@ -108,6 +110,8 @@ def _show_store(told: dict[str, Any]) -> None:
     )
     write_line(f"dispatch behind: {told['dispatch_behind_bytes']} bytes")
     write_line(f"last message: {time_text(told['last_store_timestamp_ms'])}")
+    if words := nobody_delivers(told["delayed_overdue_ms"]):
+        write_line(words)
     write_table(
         ("topic", "queues", "messages"),
         [(topic, counts["queues"], counts["messages"]) for topic, counts in told["topics"].items()],

@@ -25,10 +25,9 @@ from cystore.operate.output import (
 )
 from cystore.operate.positions import positions
 from cystore.operate.store_parts import looked_at
+from cystore.services.delay.delivery import nobody_delivers
 from cystore.system import files, platform
 from cystore.verify.compacted import missing_file
-
-OVERDUE_MS = 10_000  # of a message that is due, before `info` says that nobody delivers
 
 
 def from_files(root: Path, state: facts.State) -> dict[str, Any]:
@@ -221,11 +220,8 @@ def _show_queues(info: dict[str, Any]) -> None:
         for d in info["delayed"]
     ]
     write_table(("level", "delay", "waiting"), rows)
-    if info["delayed_overdue_ms"] >= OVERDUE_MS:
-        write_line(
-            f"NOBODY DELIVERS: a message has been due for {info['delayed_overdue_ms'] // 1000} s; run `cystore serve`, "
-            "or a process with the service schedule"
-        )
+    if words := nobody_delivers(info["delayed_overdue_ms"]):
+        write_line(words)
     write_line(f"index files: {len(info['index_files'])}")
     rows = [
         (

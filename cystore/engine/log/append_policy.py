@@ -145,6 +145,8 @@ class AppendPolicy:
         self._allocator, self._flusher, self._space = allocator, flusher, space
         self.more_queues, self._relieve = allocator.more_queues, relieve
         self.begin_timer = begin_timer
+        # What a put with a time calls now and then. A weak one: the store's parts must not keep each other.
+        self.delivery: Callable[[], Callable[[], None] | None] = lambda: None
         self.revive = revive
         self._marks, self._master = cystore_records, master
         self._replicated, self._announce, self._buffers = replicated, announce, buffers
@@ -171,6 +173,12 @@ class AppendPolicy:
     def commits(self) -> GroupCommit | None:
         """The kernel that leads syncs."""
         return self._flusher.commits
+
+    def look_at_delivery(self) -> None:
+        """Warns if messages are due and nobody delivers them."""
+        tell = self.delivery()
+        if tell is not None:
+            tell()
 
     def check_sync(self) -> None:
         """Raises FlushFailedError when a sync failed since the store was opened."""

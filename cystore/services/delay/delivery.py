@@ -48,6 +48,17 @@ IDLE_MS = 100  # ScheduleMessageService.DELAY_FOR_A_WHILE
 TIMER_BATCH = 256
 TIMER_IDLE_MS = 20  # while messages wait in the timer: another one may be due sooner
 SET_ASIDE_MS = 10_000  # of a message of the timer whose queue cannot be made
+OVERDUE_MS = 10_000  # of a message that is due, before the store says that nobody delivers
+
+
+def nobody_delivers(overdue_ms: int) -> str:
+    """The words for people about a message that has been due for so long; none if that is normal."""
+    if overdue_ms < OVERDUE_MS:
+        return ""
+    return (
+        f"NOBODY DELIVERS, or too slowly: a message has been due for {overdue_ms // 1000} s; run `cystore serve`, or a "
+        "process with the service schedule"
+    )
 
 
 class Scheduler:
@@ -75,6 +86,7 @@ class Scheduler:
         # The last answer of `runs_behind`, and the log position where the messages of those runs end.
         self._behind: tuple[dict[int, int], int] = {}, 0
         self._transfer = None if appender is None else Transfer(progress, appender)
+        self._told_overdue = False
         self._told: set[tuple[str, int]] = set()  # queues that cannot be made, and that were reported
 
     # ------------------------------------------------------------------------------------------- delivering
@@ -361,6 +373,18 @@ class Scheduler:
         """How long the first due message has been waiting for a process that delivers it."""
         due_ms = self.next_due_ms()
         return 0 if due_ms is None else max(clock.now_ms(self._control) - due_ms, 0)
+
+    def tell_if_nobody_delivers(self) -> None:
+        """One warning for a process that puts messages with a time of their own, and does not deliver itself."""
+        if self._told_overdue or "schedule" in self._config.services:
+            return
+        try:
+            words = nobody_delivers(self.overdue_ms())
+        except StoreError as error:
+            words = f"cannot look for delayed messages that are due: {error}"
+        if words:
+            self._told_overdue = True
+            log.warning("%s: %s", self._control.file.path, words)
 
     def idle_s(self) -> float:
         """The sleep of a thread: until the next message is due, at most RocketMQ's time. An overdue message means that

@@ -22,6 +22,7 @@ from cystore.celery.commands import status
 from cystore.celery.stores import close_shared
 from tests.structure.sources import ROOT
 from tests.support.celery.logs import event_message, runs, write
+from tests.support.clock import turn
 
 NAMES = commands.cystore.list_commands(click.Context(commands.cystore))
 LISTS = ["history", "failures", "top", "unfinished", "slow"]
@@ -123,6 +124,14 @@ def test_status(written, rows, run):
     shown = run("status").stdout
     assert "in use by other processes" in shown and "celery_events" in shown
     assert told["fleet"] == {"why_not": "no Redis is configured (cystore_redis_url)", "stores": []}
+
+
+def test_status_says_when_nobody_delivers(written, run, monkeypatch):
+    written.store.put("later", b"", delay_ms=1)
+    written.store.dispatch()
+    assert "NOBODY DELIVERS" not in run("status").stdout
+    turn(monkeypatch, 60_000)
+    assert run("status").stdout.count("NOBODY DELIVERS") == 1
 
 
 def test_status_of_a_store_that_nobody_has_open(written, rows):

@@ -563,7 +563,7 @@ def test_topics_of_the_timer_are_closed_to_programs(path, now):
             store.delete_topic(SCHEDULE)
 
 
-def test_a_store_whose_messages_nobody_delivers_says_so(path, late, now):
+def test_a_store_whose_messages_nobody_delivers_says_so(path, late, now, caplog):
     with open_small(path) as store:
         assert store.stats()["delayed_overdue_ms"] == 0
         store.put("T", b"", deliver_at_ms=now + HOUR_MS)
@@ -575,6 +575,14 @@ def test_a_store_whose_messages_nobody_delivers_says_so(path, late, now):
         found = {metric.name: metric.samples for metric in metrics(store)}
         assert found["cystore_delayed_overdue_seconds"][0][1] >= 60
         assert command("info", path, SETTINGS)[1].count("NOBODY DELIVERS") == 1
+        assert "NOBODY" not in caplog.text, "nobody was late when this handle looked"
+        for services, times in (("none", 1), ("schedule", 0)):
+            caplog.clear()
+            with open_small(path, services=services) as other:
+                for _ in range(3):
+                    other.put("T", b"", delay_ms=HOUR_MS)
+                other.put_many([cystore.Message(topic="T", body=b"", delay_ms=HOUR_MS)])
+                assert caplog.text.count("NOBODY DELIVERS") == times
         store.deliver()
         assert store.stats()["delayed_overdue_ms"] == 0
         assert "NOBODY DELIVERS" not in command("info", path, SETTINGS)[1]
