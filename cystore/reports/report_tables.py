@@ -110,7 +110,7 @@ def _micros(times: pa.ChunkedArray) -> Numbers:
 
 
 def _floats(column: pa.ChunkedArray) -> Numbers:
-    return np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan))
+    return np.asarray(pc.fill_null(column.cast(pa.float64(), safe=False), np.nan))  # a time may be any
 
 
 def _numbers(runs: pa.Table, by: str, *, hourly: bool) -> pa.Table:

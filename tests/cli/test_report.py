@@ -126,6 +126,25 @@ def test_a_text_of_a_task_makes_no_markdown(store_path):
     assert row["exception"] == odd
 
 
+ODD = (
+    {"runtime": 10**400, "exception": "No such file: '/tmp/\udcff'"},
+    {"runtime": float("inf")},
+    {"retries": 10**400},
+    {"eta": "9999-12-31T23:59:59+00:00"},
+    {"eta": "0001-01-01T00:00:00+14:00"},
+)
+
+
+def test_an_odd_detail_of_one_event_ends_no_report(log, store_path):
+    """Seen: OverflowError for a number of 400 digits, ArrowInvalid for a time that is far away."""
+    with cystore.open(store_path) as store:
+        for number, details in enumerate(ODD):
+            kinds = events.SENT, events.STARTED, events.FAILED
+            store.put_many([event_message(kind, f"odd{number}", "app.odd", **details) for kind in kinds])
+            store.put_many([event_message(events.SENT, f"waits{number}", "app.odd", **details)])
+    assert as_json(log)["facts"]["runs"] == 40 + len(ODD)
+
+
 def test_damage_is_an_error_or_stepped_over(log, store_path):
     with cystore.open(store_path, read_only=True) as store:
         place = next(message.physical_offset for message in store.scan() if message.tags == events.SUCCEEDED)
