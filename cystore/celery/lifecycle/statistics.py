@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from cystore.celery.base import events, reading, records
 from cystore.celery.base.events import Event
 from cystore.celery.base.reading import Source
+from cystore.celery.lifecycle.task_lives import number_of
 
 GROWTH = math.log(1.02)
 LEAST_S = 1e-7
@@ -74,8 +75,8 @@ class NameStats:
             self.succeeded += 1
         else:
             self.failed += 1
-        runtime = details.get("runtime")
-        if isinstance(runtime, (int, float)):
+        runtime = number_of(details, "runtime")
+        if runtime is not None:
             self.runtimes.add(runtime)
 
 

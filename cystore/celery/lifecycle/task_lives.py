@@ -6,7 +6,6 @@ used: a field of another type counts as unknown.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -34,21 +33,25 @@ IDS_KEPT = 100_000  # ids that a pass over the log remembers
 # A publisher logs its message after sending it, so a quick task may have ended by then. A SENT this close to an end
 # belongs to it.
 LATE_SENT_MS = 60_000
+NUMBER_MOST = (1 << 53) - 1  # a float holds it exactly, and every consumer of our output takes it
 _MAY_REQUEUE = (events.REJECTED, events.CHILD_LOST)
 
 
 def text_of(details: Mapping[str, Any], field: str) -> str | None:
-    """A text field; None if it is missing or has another type."""
+    """A text field; None if it is missing or has another type. What UTF-8 cannot encode, as in the name of a file that
+    an exception tells, is replaced: no collector and no file takes it."""
     value = details.get(field)
-    return value if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def number_of(details: Mapping[str, Any], field: str) -> float | None:
-    """A field with a number from 0 on; None if it is missing or has another type."""
+    """A field with a number from 0 to NUMBER_MOST; None if it is missing or something else."""
     value = details.get(field)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
-    return value if value >= 0 else None
+    return value if 0 <= value <= NUMBER_MOST else None
 
 
 def moment_ms(text: str | None) -> int | None:
@@ -273,7 +276,7 @@ class Runs:
                 return self._new(number)  # another message, whose SENT is not here
             return self._again(last, event.time_ms)
         open_runs = [run for run in known if not run.is_over]
-        worker, pid = details.get("worker"), details.get("pid")
+        worker, pid = text_of(details, "worker"), details.get("pid")
         same = [run for run in open_runs if run.started_ms and (run.worker, run.pid) == (worker, pid)]
         begun = [run for run in open_runs if run.started_ms]
         for some in (same, begun, open_runs):

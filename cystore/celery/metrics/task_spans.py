@@ -101,6 +101,7 @@ class RunSpans:
         if begun is None:
             return  # its code never began, or before this reader
         begin_ms, span_id = begun
+        pid = number_of(details, "pid")
         told: dict[str, Any] = {
             "messaging.system": "celery",
             "messaging.operation.type": "process",
@@ -113,7 +114,7 @@ class RunSpans:
             "celery.root_id": event.root_id if event.root_id != task_id else None,
             "celery.group_id": event.group_id,
             "celery.wait_s": max(0, begin_ms - task.sent_ms) / 1000 if task.sent_ms else None,
-            "process.pid": details.get("pid") if isinstance(details.get("pid"), int) else None,
+            "process.pid": None if pid is None else int(pid),
         }
         yield RunSpan(
             task.trace_id, span_id, task.parent_span_id, f"run {event.name or 'task'}", begin_ms,

@@ -159,6 +159,26 @@ def test_find_in_results_and_foreign_text(backend, rows):
     assert ids(rows("find", "--args", "größe', '\U0001f9ca")) == ["u"]
 
 
+LARGE = (10**400, 1e308, float("inf"))
+ODD = [
+    *({field: value} for field in ("runtime", "pid", "retries", "countdown") for value in LARGE),
+    {"parent_id": "\ud800"},
+    {"exception": "No such file: '/tmp/\udcff'"},
+    {"eta": "9999-12-31T23:59:59+00:00"},
+]
+
+
+@pytest.mark.parametrize("details", ODD, ids=lambda details: "".join(details))
+def test_an_odd_detail_of_one_event_ends_no_command(backend, run, details):
+    """Seen: OverflowError in `timeline` and `top` for a number, and a timeline that was refused for a parent's id."""
+    write(backend.store, runs(10))
+    for kind in (events.SENT, events.STARTED, events.RETRIED, events.STARTED, events.FAILED):
+        put(backend, kind, "odd", **details)
+    assert "odd" in run("timeline", "odd").stdout
+    for command in ("history", "failures", "top", "slow"):
+        assert NAME in run(command).stdout
+
+
 # ------------------------------------------------------------------------------------------------- slow
 
 

@@ -217,3 +217,23 @@ def test_a_batch_that_is_always_refused_does_not_stop_the_others(tmp_path, monke
         write(store, runs(3, first=2))
         assert export.turn() == 3 and len(collector.spans) == 3
         export.close()
+
+
+def test_what_a_collector_cannot_take_keeps_no_run_back(tmp_path, monkeypatch, caplog):
+    """Seen: a batch with the name of a file that is no UTF-8 was sent for ten minutes, and then left out. A number of
+    400 digits ended the export."""
+    from cystore.celery.metrics import span_export
+
+    monkeypatch.setattr(span_export, "TRIES_MOST", 1)
+    with cystore.open(tmp_path / "s") as store, Collector() as collector:
+        write(store, runs(2))
+        odd = {"worker": "w\udc80@h", "queue": "q\ud800", "pid": 10**30, "retries": 10**400}
+        text = "No such file: '/tmp/\udcff'"
+        store.put_many([event_message(events.STARTED, "odd", "app.odd", **odd)])
+        store.put_many(
+            [event_message(events.FAILED, "odd", "app.odd", exception=text, traceback=text, **odd)]
+        )
+        export = span_export.SpanExport(store, collector.url, from_oldest=True)
+        assert export.turn() == 3 and len(collector.spans) == 3
+        export.close()
+    assert collector.spans[-1].status.message == "No such file: '/tmp/?'"
