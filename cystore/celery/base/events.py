@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -179,6 +180,30 @@ def is_in_canvas(
     return bool((root_id and root_id != task_id) or parent_id or group_id)
 
 
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _no_number(_: str) -> None:
+    """For NaN and Infinity."""
+
+
+_decode = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number).decode
+
+
+def _encodable(value: Any) -> Any:
+    """The same value with a "?" for each character that UTF-8 cannot encode, as in the name of a file that an exception
+    tells."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_encodable(one) for one in value]
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(one) for name, one in value.items()}
+    return value
+
+
 def body_of(details: Mapping[str, Any]) -> bytes:
     """The body of an event; values None, False and "" are left out."""
     fields: dict[str, Any] = {"v": VERSION}
@@ -231,9 +256,14 @@ class Event:
 
     @property
     def details(self) -> dict[str, Any]:
-        """The fields of the body (`FIELDS`). Empty if it is not a JSON object."""
+        """The fields of the body (`FIELDS`), as values that JSON and UTF-8 have a form for: whoever gets them writes
+        them on. Empty if it is not a JSON object."""
+        body = bytes(self._message.body)
         try:
-            fields = json.loads(bytes(self._message.body))
+            text = body.decode(json.detect_encoding(body), "surrogatepass")
+            fields = _decode(text)
+            if "\\u" in text or not text.isascii():
+                fields = _encodable(fields)
         except (ValueError, RecursionError):  # a crafted body may be nested too deeply
             return {}
         return fields if isinstance(fields, dict) else {}

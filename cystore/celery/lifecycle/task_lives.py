@@ -38,12 +38,9 @@ _MAY_REQUEUE = (events.REJECTED, events.CHILD_LOST)
 
 
 def text_of(details: Mapping[str, Any], field: str) -> str | None:
-    """A text field; None if it is missing or has another type. What UTF-8 cannot encode, as in the name of a file that
-    an exception tells, is replaced: no collector and no file takes it."""
+    """A text field; None if it is missing or has another type."""
     value = details.get(field)
-    if not isinstance(value, str):
-        return None
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return value if isinstance(value, str) else None
 
 
 def number_of(details: Mapping[str, Any], field: str) -> float | None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cystore
+from cystore import Message
 from cystore.celery import history
 from cystore.celery.base import events, reading, records
 from cystore.celery.base.events import Event
@@ -73,6 +74,22 @@ def test_a_body_that_is_none_of_ours(store, body):
     store.put(events.EVENTS, body, keys=("t",), tags="FAILED")
     (event,) = history.events(store, task_id="t")
     assert (event.details, event.traceback, event.name) == ({}, None, None)
+
+
+def test_details_can_be_written_on(store):
+    """Seen: NaN and names of files that are no UTF-8 made answers of the page's API fail."""
+    body = rb'{"pid":NaN,"a":[Infinity,1e999,1.5],"b":{"\udcff":-Infinity},"worker":"w\udcff","name":"\ud83e\uddca"}'
+    store.put_many([Message(topic=events.EVENTS, body=body, tags="SENT")])
+    (message,) = store.get(events.EVENTS, 0, 0).messages
+    details = Event.of(message).details
+    assert details == {
+        "pid": None,
+        "a": [None, None, 1.5],
+        "b": {"?": None},
+        "worker": "w?",
+        "name": "\U0001f9ca",
+    }
+    assert json.dumps(details, ensure_ascii=False, allow_nan=False).encode()
 
 
 def test_an_event_without_any_key(store):

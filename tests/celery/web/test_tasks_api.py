@@ -399,3 +399,16 @@ def test_times_are_those_of_the_log(server, log):
     (newest,) = server.json("api/tasks", limit=1, name="app.task3")["tasks"]
     moment = datetime.fromisoformat(newest["ended"])
     assert moment.tzinfo == UTC and abs((datetime.now(UTC) - moment).total_seconds()) < 3600
+
+
+def test_an_event_that_another_program_wrote_is_shown(tmp_path):
+    """Seen: 500 for a task with a detail that JSON or UTF-8 has no form for."""
+    odd = rb'{"runtime":NaN,"retries":1e999,"worker":"w\udcff","more":{"x":[Infinity]}}'
+    with cystore.open(tmp_path / "store") as store:
+        for kind in (events.SENT, events.STARTED, events.FAILED):
+            keys = events.keys_of("odd", None, None)
+            store.put(events.EVENTS, odd, keys=keys, tags=kind, properties={"task": "app.odd"})
+    with WebServer(tmp_path / "store") as server:
+        task = server.json("api/tasks/odd")
+        assert (task["state"], task["worker"]) == ("FAILURE", "w?")
+        assert task["events"][0]["more"] == {"x": [None]}
