@@ -18,6 +18,7 @@ from cystore.celery.base import store_watch
 from cystore.celery.chords import chord_bodies, chord_steps
 from cystore.celery.duties import answering, metrics_host, worker_steps
 from cystore.celery.duties import main_process as duty_host
+from cystore.celery.eta import keeping
 from cystore.celery.lifecycle import light_queues, payload, recorder, redaction
 from cystore.celery.routing import client, messages
 from cystore.config import StoreConfig
@@ -162,6 +163,8 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     (redaction.POSITIONS_SETTING, redaction.KNOWN, "", "`all`: also hide positions whose names are not known"),
     (chord_bodies.SETTING, None, "", ("a file with the key that encrypts [the bodies of chords](celery.md#redaction) "
                                      "in the store")),
+    (keeping.SETTING, None, "s", ("an ETA at least so far ahead [waits in the store](eta.md); `None`: 30 with "
+                                  "`cystore.celery.install(app)`, else none; `\"never\"`: none")),
     (payload.SETTING, None, "", f'`"{payload.MESSAGE}"`: keep messages for [rerun](celery.md#sending-tasks-again)'),
     (light_queues.SETTING, light_queues.DEFAULT, "", ("[light queues of the log](celery.md#light-queues): `worker`, "
                                                      "`worker,workflow` or `off`")),

@@ -5,6 +5,7 @@ It imports cystore only where a case needs it: a worker that keeps its results i
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import struct
@@ -20,6 +21,7 @@ BROKER_VARIABLE, BACKEND_VARIABLE = "CYSTORE_BENCH_BROKER", "CYSTORE_BENCH_BACKE
 LIFECYCLE_VARIABLE, PIPE_VARIABLE = "CYSTORE_BENCH_LIFECYCLE", "CYSTORE_BENCH_PIPE"
 STORE_VARIABLE, DUTIES_VARIABLE = "CYSTORE_BENCH_STORE", "CYSTORE_BENCH_DUTIES"
 COUNT_VARIABLE = "CYSTORE_BENCH_COUNT"  # a file of COUNT_BYTES
+ETA_VARIABLE, OPTIONS_VARIABLE = "CYSTORE_BENCH_ETA_AFTER_S", "CYSTORE_BENCH_TRANSPORT"
 COUNT_BYTES, COUNTERS = 4096, 512  # numbers of 8 bytes, each written by one process only
 RESULT_BYTES = b"r" * 160  # the approximate size of a small result
 TEXT = "t" * 200
@@ -39,6 +41,10 @@ make_app(
     lifecycle=bool(os.environ.get(LIFECYCLE_VARIABLE)),
 )
 
+if os.environ.get(ETA_VARIABLE):
+    app.conf.cystore_durable_eta_after_s = float(os.environ[ETA_VARIABLE])
+if os.environ.get(OPTIONS_VARIABLE):
+    app.conf.broker_transport_options = json.loads(os.environ[OPTIONS_VARIABLE])
 if os.environ.get(DUTIES_VARIABLE):
     from cystore.celery.tasks import install
 

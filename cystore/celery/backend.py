@@ -38,6 +38,7 @@ from cystore.celery.base import event_loop, greenlets, records
 from cystore.celery.base.identity import check_id, store_id_of
 from cystore.celery.base.store_watch import back_to_the_broker
 from cystore.celery.chords.chord_steps import Chords, is_part
+from cystore.celery.eta import keeping
 from cystore.celery.lifecycle import recorder
 from cystore.celery.lifecycle.redaction import Redaction
 from cystore.celery.results.consumer import ResultConsumer
@@ -130,6 +131,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         if self.location.path and self.is_own:
             recorder.install(self.app, self.location)
             _close_with(self.app)
+        if self.is_own:
+            keeping.begin(self.app)
 
     def prepare_expires(self, value: Any, type: Any = None) -> Any:
         """The seconds for which results are valid; None or 0 is for ever. Raises ImproperlyConfigured."""

@@ -343,14 +343,14 @@ def put(
     )
 
 
-def _safe(store: MessageStore, flush: str | None) -> str | None:
+def safe_flush(store: MessageStore, flush: str | None) -> str | None:
     """The flush of a put. An elected master may be cut off without knowing it, and its own disk may be lost with it: so
     records that do not ask for "async" wait until each member in sync has them."""
     return "replicated" if flush != "async" and store.epoch else flush
 
 
 def _append(store: MessageStore, fields: Sequence[dict[str, Any]], flush: str | None) -> None:
-    flush = _safe(store, flush)
+    flush = safe_flush(store, flush)
     if not greenlets.in_use():
         _append_now(store, fields, flush)
     elif len(fields) > 1 or flush == "replicated" or "sync" in (flush, store.config.flush_disk_type):
@@ -474,7 +474,7 @@ def append_once(
         if messages:
             # Elsewhere a sweep begins the hold.
             with backend.chords.holding(fresh) if backend.is_own else nullcontext():
-                store.put_many(messages, flush=_safe(store, flush))
+                store.put_many(messages, flush=safe_flush(store, flush))
             _wake(store, fresh)
         else:  # an earlier delivery appended them, and perhaps did not wait to the end
             if store.epoch:

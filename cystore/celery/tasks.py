@@ -21,6 +21,7 @@ from cystore.celery.duties import duty_runs, ticks
 from cystore.celery.duties.duty_runs import Duty
 from cystore.celery.duties.ticks import FAN_OUT, FAN_OUT_S
 from cystore.celery.duties.ticks import WAITING_MAX as WAITING_MAX
+from cystore.celery.eta import keeping
 
 OPTIONS: dict[str, Any] = {
     "ignore_result": True,
@@ -40,7 +41,9 @@ def beat_schedule(period_s: float = FAN_OUT_S) -> dict[str, Any]:
 
 def install(app: Any, period_s: float = FAN_OUT_S) -> None:
     """Puts the duties into an app: its workers do them, with leases in Redis, and beat looks after all stores of the
-    fleet."""
+    fleet. ETAs wait in the store from now on (`cystore_durable_eta_after_s`). Raises ImproperlyConfigured if the app
+    has sent tasks already."""
+    keeping.install(app)
     app.conf.beat_schedule = {**app.conf.beat_schedule, **beat_schedule(period_s)}
 
 

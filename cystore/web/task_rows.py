@@ -21,6 +21,8 @@ PENDING, RECEIVED, IGNORED, REJECTED = states.PENDING, states.RECEIVED, states.I
 # Celery's word for a task whose newest event is this one.
 STATE_OF: dict[str, str] = {
     events.SENT: PENDING,
+    events.SCHEDULED: PENDING,
+    events.FIRED: PENDING,
     events.RECEIVED: RECEIVED,
     events.REDELIVERED: RECEIVED,
     events.STARTED: states.STARTED,
@@ -34,8 +36,9 @@ STATE_OF: dict[str, str] = {
     events.REJECTED: REJECTED,
     events.IGNORED: IGNORED,
     events.REVOKED: states.REVOKED,
+    events.CANCELLED: states.REVOKED,
 }
-_WAITS = (events.SENT, events.RECEIVED, events.REDELIVERED)
+_WAITS = (events.SENT, events.SCHEDULED, events.FIRED, events.RECEIVED, events.REDELIVERED)
 # Entries of a task in this state; one of them is the newest that says so.
 _OTHER_TAGS: dict[str, tuple[str, ...]] = {
     PENDING: (events.REJECTED, events.CHILD_LOST),

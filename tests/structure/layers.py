@@ -88,6 +88,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.celery.chords", "chords: each step is a record"),
     ("cystore.celery.history", "what tasks did, newest first"),
     ("cystore.celery.lifecycle", "the lifecycle log: written, read, searched, drawn"),
+    ("cystore.celery.eta", "tasks that wait in the store for their ETA"),
     ("cystore.celery.metrics", "metrics of tasks, counted from the lifecycle log"),
     ("cystore.celery.once", "`base=cystore.celery.Once`"),
     ("cystore.celery.results", "parts of the result backend: bytes, expiry, waiting, full disk"),

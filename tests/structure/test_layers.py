@@ -39,6 +39,8 @@ NO_MODULES = {
     "cystore.stats": "the same",
     "cystore.fan_out": "a task of Celery",
     "cystore.home_record": "a task of Celery",
+    "cystore.eta_keep": "a task of Celery",
+    "cystore.eta_cancel": "a task of Celery",
     "cystore.options": "a property of a table that SQL made",
 }
 

@@ -19,6 +19,7 @@ INNER = {
     "RoomNeededError": "delivery makes room",
     "FileReplacedError": "becomes a StoreIOError at the edge",
     "CommandError": "a line of a command",
+    "NotATaskError": "the record is left out",
 }
 
 

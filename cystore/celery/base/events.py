@@ -43,6 +43,7 @@ SENT, RECEIVED, REDELIVERED, STARTED = "SENT", "RECEIVED", "REDELIVERED", "START
 SUCCEEDED, FAILED, TIMED_OUT, CHILD_LOST = "SUCCEEDED", "FAILED", "TIMED_OUT", "CHILD_LOST"
 INTERNAL_ERROR, RETRIED, IGNORED, REJECTED = "INTERNAL_ERROR", "RETRIED", "IGNORED", "REJECTED"
 REVOKED, UNKNOWN, SKIPPED = "REVOKED", "UNKNOWN", "SKIPPED"
+SCHEDULED, FIRED, CANCELLED = "SCHEDULED", "FIRED", "CANCELLED"  # of tasks that wait in the store
 
 # Event: description | Celery's signal | the process it fires in (prefork) | source of the ids.
 KINDS: dict[str, tuple[str, str, str, str]] = {
@@ -73,6 +74,12 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
     UNKNOWN: ("no worker here has a task of that name", "`task_unknown`", "main", "the message's headers"),
     SKIPPED: ("it will not run: a task before it in its chain failed, or a part of its chord",
               "none: the backend stores the failures", "where the failure is stored", "the failed task's request"),
+    SCHEDULED: ("its message waits in the store for its ETA", "none: the message was put", "the sender",
+                "the message's headers"),
+    FIRED: ("its ETA came, and its message went to the broker", "none: the broker took it",
+            "main of a worker", "the message's headers"),
+    CANCELLED: ("it was revoked while it waited in the store", "none: the message was withdrawn",
+                "the caller of `revoke`", "the message's headers"),
 }  # fmt: skip
 
 # Field of the body: its type and meaning.

@@ -12,6 +12,7 @@ from typing import Any
 from cystore.celery import homes
 from cystore.celery.base import store_watch
 from cystore.celery.chords import chord_bodies, chord_steps
+from cystore.celery.eta import keeping
 from cystore.celery.lifecycle import light_queues, payload, recorder, redaction
 from cystore.celery.redis_urls import PASSWORD_SETTING, READER_SETTING
 from cystore.celery.routing.messages import SECRET_SETTING
@@ -23,14 +24,15 @@ NAMES = frozenset((
     recorder.SETTING, redaction.ARGS_SETTING, redaction.TRACEBACK_SETTING, redaction.REDACT_SETTING,
     redaction.POSITIONS_SETTING, chord_bodies.SETTING, chord_steps.CLAIM_SETTING, payload.SETTING,
     light_queues.SETTING, store_watch.SETTING, homes.HOME, homes.SENDS_SETTING, PASSWORD_SETTING, READER_SETTING,
-    SECRET_SETTING, "cystore_redis_url", "cystore_redis_options", "cystore_read_service", "cystore_replicas",
-    "cystore_home_silent_s", "cystore_host_reput", "cystore_duty_events", "cystore_metrics_listen",
+    SECRET_SETTING, keeping.SETTING,
+    "cystore_redis_url", "cystore_redis_options", "cystore_read_service", "cystore_replicas", "cystore_home_silent_s",
+    "cystore_host_reput", "cystore_duty_events", "cystore_metrics_listen",
     "cystore_metrics_max_names", "cystore_metrics_unfinished_s", "cystore_spark_stores",
     "cystore_spark_folders", "cystore_spark_master", "cystore_spark_conf", "cystore_spark_settings",
 ))  # fmt: skip
 # Settings that are read later than a worker begins.
 CHECKS: tuple[Callable[[Any], object], ...] = (
-    store_watch.setting_of, homes.sends_without_store, chord_steps.claim_s_of,
+    store_watch.setting_of, homes.sends_without_store, chord_steps.claim_s_of, keeping.after_s,
 )  # fmt: skip
 
 _told: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -11,15 +11,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
+from kombu import Queue
 from kombu.serialization import dumps
 
 from cystore.celery.lifecycle.redaction import Redaction
+from cystore.celery.lifecycle.senders import Send, stand_around
 from cystore.errors import did_you_mean
 
 SETTING, MESSAGE = "cystore_lifecycle_payload", "message"
@@ -27,6 +29,9 @@ FIELD, LEFT_OUT = "message", "message_left_out"
 ROOM_BYTES = 64 * 1024  # room in a record for the other fields, keys and properties
 NAMES = {"headers": dict, "properties": dict, "body": str, "content_type": str, "content_encoding": str,
          "exchange": str, "routing_key": str}  # fmt: skip
+
+# Options that `publish` sets itself.
+_GIVEN = {*NAMES, "compression", "declare", "retry", "retry_policy", "serializer"}
 
 _sending: ContextVar[Mapping[str, Any] | None] = ContextVar("cystore_sending", default=None)
 
@@ -42,22 +47,15 @@ def is_wanted(conf: Any) -> bool:
 
 def watch(app: Celery) -> None:
     """Notes the options of each message while the app sends it."""
-    amqp = app.amqp
-    if getattr(amqp.__dict__.get("send_task_message"), "noted", False):
-        return
-    real: list[Callable[..., Any]] = []
+    stand_around(app, SETTING, _note)
 
-    def send_task_message(producer: Any, name: str, message: Any, *positional: Any, **options: Any) -> Any:
-        if not real:  # made at the first call: it reads the app's settings at that moment
-            real.append(amqp._create_task_sender())
-        token = _sending.set({**options, "properties": message.properties})
-        try:
-            return real[0](producer, name, message, *positional, **options)
-        finally:
-            _sending.reset(token)
 
-    send_task_message.noted = True  # type: ignore[attr-defined]
-    amqp.send_task_message = send_task_message
+def _note(send: Send, producer: Any, name: str, message: Any, *positional: Any, **options: Any) -> Any:
+    token = _sending.set({**options, "properties": message.properties})
+    try:
+        return send(producer, name, message, *positional, **options)
+    finally:
+        _sending.reset(token)
 
 
 def details(
@@ -108,6 +106,21 @@ def _text_of(data: bytes | str) -> dict[str, Any]:
         return {"body": data.decode("ascii")}
     except UnicodeDecodeError:
         return {"body": base64.b64encode(data).decode(), "base64": True}
+
+
+def publish(
+    app: Celery, message: LoggedMessage, declare: Sequence[Queue], policy: Mapping[str, Any] | None = None
+) -> None:
+    """Gives a kept message to the broker, unchanged. `policy` of retries instead of the app's. Raises the broker's
+    errors."""
+    properties = {name: value for name, value in message.properties.items() if name not in _GIVEN}
+    with app.producer_or_acquire(None) as producer:
+        producer.publish(
+            message.body, exchange=message.exchange, routing_key=message.routing_key, headers=dict(message.headers),
+            content_type=message.content_type, content_encoding=message.content_encoding,
+            compression=message.compression, declare=declare, retry=bool(policy) or app.conf.task_publish_retry,
+            retry_policy=policy or app.conf.task_publish_retry_policy, **properties,
+        )  # fmt: skip
 
 
 def within(

@@ -25,14 +25,6 @@ from cystore.celery.lifecycle.task_lives import Life, moment_ms
 from cystore.clock import now_ms
 
 OVER = ("eta", "expires")
-_OWN = {
-    *payload.NAMES,
-    "compression",
-    "declare",
-    "retry",
-    "retry_policy",
-    "serializer",
-}  # options that `send` sets itself
 
 
 class RerunError(Exception):
@@ -126,21 +118,7 @@ def send(app: Celery, rerun: Rerun) -> None:
         for name in queue_names
         if name in queues and message.exchange in ("", queues[name].exchange.name)
     ]
-    properties = {key: value for key, value in message.properties.items() if key not in _OWN}
-    with app.producer_or_acquire(None) as producer:
-        producer.publish(
-            message.body,
-            exchange=message.exchange,
-            routing_key=message.routing_key,
-            headers=dict(message.headers),
-            content_type=message.content_type,
-            content_encoding=message.content_encoding,
-            compression=message.compression,
-            declare=declare,
-            retry=app.conf.task_publish_retry,
-            retry_policy=app.conf.task_publish_retry_policy,
-            **properties,
-        )
+    payload.publish(app, message, declare)
     _log(app, rerun)
 
 

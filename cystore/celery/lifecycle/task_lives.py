@@ -25,9 +25,11 @@ from cystore.celery.history import Transition
 ENDS = (
     events.SUCCEEDED, events.FAILED, events.TIMED_OUT, events.CHILD_LOST, events.REJECTED, events.REVOKED,
     events.UNKNOWN,
-    events.IGNORED, events.SKIPPED,
+    events.IGNORED, events.SKIPPED, events.CANCELLED,
 )  # fmt: skip
-BEGINS = (events.SENT, events.RECEIVED, events.REDELIVERED, events.STARTED, events.RETRIED)
+BEGINS = (
+    events.SENT, events.SCHEDULED, events.FIRED, events.RECEIVED, events.REDELIVERED, events.STARTED, events.RETRIED,
+)  # fmt: skip
 ENTRIES_KEPT = 4096  # of one task; a task that is retried for ever has more
 IDS_KEPT = 100_000  # ids that a pass over the log remembers
 # A publisher logs its message after sending it, so a quick task may have ended by then. A SENT this close to an end

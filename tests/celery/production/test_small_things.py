@@ -311,7 +311,9 @@ def test_beat_before_the_store_exists_sends_as_any_client(fleet, tmp_path):
 @pytest.mark.parametrize("sends", [True, False])
 def test_one_rule_for_a_message_without_a_store(tmp_path, caplog, monkeypatch, trouble, sends):
     """It is sent without a home, or the call raises: by setting."""
-    monkeypatch.setattr(_state._tls, "current_app", None)  # that of a test before, whose log would speak too
+    # Those of tests before, whose logs would speak too.
+    monkeypatch.setattr(_state._tls, "current_app", None)
+    monkeypatch.setattr(_state, "default_app", None)
     path = tmp_path / "store"
     if trouble == "no store":
         path.mkdir()

@@ -161,6 +161,13 @@ def third_time_lucky(self) -> int:
     return self.request.retries
 
 
+@shared_task(bind=True, max_retries=1)
+def retries_after(self, countdown_s: float) -> int:
+    if not self.request.retries:
+        raise self.retry(countdown=countdown_s)
+    return self.request.retries
+
+
 @shared_task(bind=True, acks_late=False)
 def children(self, count: int) -> list[str]:
     """Sends tasks and returns at once: their results are children of this one's."""

@@ -1,0 +1,143 @@
+"""Due messages go from the store to the broker: a part of the duty `deliver_delayed`.
+
+The store delivers a due message into the queue 0 of `celery_eta`. Whoever has the duty's lease sends from there, in the
+order of due times, and then moves the group `celery_eta` on: at least once. A process that is killed between the two
+sends one message twice, and a power cut sends again what was sent since the groups' offsets were saved, a second at
+most (`flush_consumer_offset_interval_ms`). While the broker is away nothing is given up: a hold keeps the messages, and
+the next turn tries again. A message that the broker refuses again and again, although it answers, ends as a failure, so
+that it stops no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import Celery
+from celery.worker import state
+from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
+
+from cystore import GetStatus, Message, MessageStore
+from cystore.celery.base import events
+from cystore.celery.eta import (
+    remote,  # noqa: F401 - every worker of a store knows its tasks
+    waiting,
+)
+from cystore.celery.eta.waiting import GROUP, QUEUE_ID, TOPIC, NotATaskError, WaitingTask
+from cystore.celery.lifecycle import payload
+from cystore.clock import now_ms
+
+log = logging.getLogger("cystore.celery")
+
+STEP_MESSAGES = 200  # sent in one step
+TRIES = 3  # of a message that the broker refuses while it answers
+# A broker that is away costs a turn a few seconds at most, so that the duty's lease is not lost meanwhile.
+RETRY = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+
+_waits: weakref.WeakSet[Celery] = weakref.WeakSet()  # the log says that their broker is away
+_refused: weakref.WeakKeyDictionary[Celery, tuple[int, int]] = (
+    weakref.WeakKeyDictionary()
+)  # queue offset, tries
+
+
+def is_due(store: MessageStore) -> bool:
+    """Whether a delivered message was not sent yet."""
+    return store.groups.pull(GROUP, TOPIC, QUEUE_ID, 1).status is GetStatus.FOUND
+
+
+def send_due(app: Celery, store: MessageStore) -> tuple[int, bool]:
+    """Sends delivered messages; returns their number, and whether more are there. Raises the store's errors."""
+    found = store.groups.pull(GROUP, TOPIC, QUEUE_ID, STEP_MESSAGES)
+    if found.status is not GetStatus.FOUND:
+        if found.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY):
+            store.groups.commit(GROUP, TOPIC, QUEUE_ID, found.next_offset)
+        return 0, False
+    done = 0
+    for message in found.messages:
+        if not _sent(app, store, message):
+            store.hold(TOPIC, message.physical_offset or 0)
+            return done, False
+        done += 1
+        store.groups.commit(GROUP, TOPIC, QUEUE_ID, (message.queue_offset or 0) + 1)
+    if TOPIC in store.holds():
+        store.release(TOPIC)
+    return done, True
+
+
+def _sent(app: Celery, store: MessageStore, message: Message) -> bool:
+    """Sends one message, or ends it as a failure. False: the broker is away."""
+    try:
+        task = waiting.fired(message)
+    except NotATaskError as error:
+        log.error(
+            "%s: the record at %s is no message of a task, and is left out: %s", store.path, message.physical_offset,
+            error,
+        )  # fmt: skip
+        return True
+    if task.task_id in state.revoked:
+        waiting.tell_cancelled(app, task, "revoked")
+        return True
+    try:
+        expiration_s = _expiration_s(task)
+        left = {name: value for name, value in task.message.properties.items() if name != "expiration"}
+        if expiration_s is not None:
+            left["expiration"] = expiration_s
+        payload.publish(
+            app, task.message._replace(properties=left), [_queue_of(fields) for fields in task.declare]
+        )
+    except Exception as error:  # noqa: BLE001 - a broker's client raises anything
+        if _is_away(app, error) or _tries(app, message) < TRIES:
+            if app not in _waits:
+                _waits.add(app)
+                log.warning("tasks whose ETA came wait for the broker: %s: %s", type(error).__name__, error)
+            return False
+        log.error("task %s cannot be sent, and fails: %s: %s", task.task_id, type(error).__name__, error)
+        app.backend.mark_as_failure(task.task_id, error, request=waiting.request_of(app, task))
+        return True
+    if app in _waits:
+        _waits.discard(app)
+        log.warning("the broker takes the tasks whose ETA came")
+    waiting.note(app, events.FIRED, task)
+    return True
+
+
+def _queue_of(fields: Mapping[str, Any]) -> Queue:
+    known = {name for name, _ in Queue.attrs}
+    options = {name: value for name, value in fields.items() if name in known and name != "bindings"}
+    exchange = {name: value for name, value in (fields.get("exchange") or {}).items() if value is not None}
+    return Queue(**{**options, "exchange": Exchange(**exchange)})
+
+
+def _expiration_s(task: WaitingTask) -> float | None:
+    """The time that a message may spend in the broker: until the task expires, or as long as its sender said. A task
+    that has expired goes to a worker, which says so."""
+    expires = task.headers.get("expires")
+    given = task.message.properties.get("expiration")
+    if given is None or not expires:
+        return None if given is None else float(given)
+    try:
+        moment = datetime.fromisoformat(str(expires))
+    except ValueError:
+        return float(given)
+    left_s = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now_ms() / 1000
+    return left_s if left_s > 0 else None
+
+
+def _is_away(app: Celery, error: Exception) -> bool:
+    """Whether the broker did not answer. If not, it refused this message."""
+    with app.connection_for_write() as connection:  # does not connect
+        away, refuses = connection.connection_errors, connection.channel_errors
+    if isinstance(error.__cause__, refuses) or isinstance(error, refuses):
+        return False
+    return isinstance(error, (OperationalError, OSError, *away))
+
+
+def _tries(app: Celery, message: Message) -> int:
+    at, tries = _refused.get(app, (-1, 0))
+    tries = tries + 1 if at == message.queue_offset else 1
+    _refused[app] = (message.queue_offset or 0, tries)
+    return tries
