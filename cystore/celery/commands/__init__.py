@@ -27,6 +27,7 @@ _MODULES = (
     "cystore.celery.commands.create",
     "cystore.celery.commands.eta",
     "cystore.celery.commands.report",
+    "cystore.celery.commands.schedules",
     "cystore.celery.commands.status",
     "cystore.celery.commands.tail",
     "cystore.celery.commands.tasks.diff",

@@ -26,6 +26,7 @@ from cystore.celery.base.identity import store_id_of
 from cystore.celery.chords import chord_steps
 from cystore.celery.eta import sending
 from cystore.celery.redis_urls import RedisAwayError, redis_location_of
+from cystore.celery.schedules import runs
 from cystore.clock import monotonic_s, now_ms
 from cystore.services.duty_table import Duties, DutyRun, Outcome
 from cystore.system.threads.repeated_errors import Trouble
@@ -76,11 +77,16 @@ def _reput(app: Any, store: MessageStore) -> tuple[int, bool]:
 
 
 def _deliver(app: Any, store: MessageStore) -> tuple[int, bool]:
-    """Delivers delayed messages that are due, and sends the tasks among them; counts both. Source:
+    """Delivers delayed messages that are due, runs the schedules and sends the tasks among them; counts all. Source:
     ScheduleMessageService."""
     done = store.deliver(max_messages=STEP_MESSAGES, timeout_s=LOCK_WAIT_S)
+    ran, more_runs = runs.run_due(app, store)
     sent, more = sending.send_due(app, store)
-    return done + sent, done > 0 or more
+    return done + ran + sent, done > 0 or more_runs or more
+
+
+def _delayed(store: MessageStore) -> bool:
+    return store.maintenance.delayed or runs.is_due(store) or sending.is_due(store)
 
 
 def _sweep_chords(app: Any, store: MessageStore) -> tuple[int, bool]:
@@ -113,10 +119,7 @@ def _scrub(app: Any, store: MessageStore) -> tuple[int, bool]:
 
 
 REPUT = Duty("reput", 1.0, 0.5, 5.0, _reput, lambda store: store.maintenance.dispatch_bytes > 0)
-DELIVER_DELAYED = Duty(
-    "deliver_delayed", 1.0, 0.5, 5.0, _deliver, lambda store: store.maintenance.delayed or sending.is_due(store),
-    sends=True,
-)  # fmt: skip
+DELIVER_DELAYED = Duty("deliver_delayed", 1.0, 0.5, 5.0, _deliver, _delayed, sends=True)
 CLEAN_EXPIRED = Duty("clean_expired", 10.0, 2.0, 30.0, _clean, lambda store: store.maintenance.clean)
 FLUSH = Duty("flush", 2.0, 1.0, 15.0, _flush, lambda store: store.maintenance.flush_bytes > 0)
 CHECKPOINT = Duty(

@@ -79,6 +79,34 @@ def _broker_delays(exchange: Any) -> bool:
     return str(getattr(exchange, "name", exchange) or "").startswith(BROKERS_OWN)
 
 
+class _Collecting:
+    """A producer that keeps a message, and gives it to nobody."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self.connection = app.connection_for_write()  # Celery names its errors, and nobody connects
+        self.record = b""
+
+    def publish(self, body: Any, **options: Any) -> None:
+        """Keeps the task's message; its event `task-sent` goes nowhere."""
+        if not self.record:
+            self.record = _record_of(self._app, body, dict(options.get("headers") or {}), options)
+
+
+def message_of(app: Celery, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bytes:
+    """The record of a task's message, as it would go to the broker. Celery's signals come as for a task that is sent.
+    Raises whatever a call raises."""
+    collecting = _Collecting(app)
+    task = app.tasks.get(name)
+    if task is None:
+        app.send_task(name, args, kwargs, producer=collecting, **options)
+    else:
+        task.apply_async(args, kwargs, producer=collecting, **options)
+    if not collecting.record:
+        raise ValueError("the app runs tasks itself (task_always_eager)")
+    return collecting.record
+
+
 class _Keeping:
     """A producer whose first message goes into the store. The app's sending function uses it for the task, and then for
     its event `task-sent`."""

@@ -1,4 +1,4 @@
-"""What stands around an app's sending of tasks. Everything that publishes a task calls `app.amqp.send_task_message`:
+"""Functions that stand around an app's sending of tasks. Whatever publishes a task calls `app.amqp.send_task_message`:
 `apply_async`, `send_task`, canvas, `retry`, beat.
 """
 

@@ -1,4 +1,4 @@
 """Metrics of tasks, counted from the lifecycle log.
 
-May import `cystore.celery.eta` and what is below it: docs/architecture.md.
+May import `cystore.celery.schedules` and what is below it: docs/architecture.md.
 """
