@@ -13,7 +13,6 @@ from celery import Celery
 from kombu.utils.imports import symbol_by_name
 
 from cystore.celery import homes
-from cystore.celery.base import greenlets
 from cystore.celery.eta import remote, waiting
 
 REVOKE, REVOKE_STAMPED = "revoke", "revoke_by_stamped_headers"
@@ -48,7 +47,7 @@ def _cancelling(app: Celery, broadcast: Callable[..., Any]) -> Callable[..., Any
         owner = reference()
         try:
             if owner is not None and command in (REVOKE, REVOKE_STAMPED):
-                greenlets.off_the_hub(_cancel, owner, command, dict(arguments or {}))
+                _cancel(owner, command, dict(arguments or {}))
         finally:  # the workers hear of it, also if the store cannot be written
             told = broadcast(command, arguments=arguments, destination=destination, **options)
         return told

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -21,7 +22,7 @@ from celery.worker import state
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from cystore import GetStatus, Message, MessageStore
+from cystore import GetStatus, Message, MessageIllegalError, MessageStore, StoreError
 from cystore.celery.base import events
 from cystore.celery.eta import (
     remote,  # noqa: F401 - every worker of a store knows its tasks
@@ -37,6 +38,13 @@ STEP_MESSAGES = 200  # sent in one step
 TRIES = 3  # of a message that the broker refuses while it answers
 # A broker that is away costs a turn a few seconds at most, so that the duty's lease is not lost meanwhile.
 RETRY = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+# Answers of a Redis that takes no message for the moment, whatever is in it: it is full, a replica, without its disk.
+# Its client gives some a class of their own, leaves the word of the others in the text, and says in which command of a
+# pipeline it was.
+FOR_THE_MOMENT = frozenset((
+    "OutOfMemoryError", "ReadOnlyError", "MasterDownError", "ClusterDownError", "TryAgainError", "NoPermissionError",
+    "OOM", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOPERM", "MISCONF", "NOREPLICAS", "NOAUTH", "BUSY",
+))  # fmt: skip
 
 _waits: weakref.WeakSet[Celery] = weakref.WeakSet()  # the log says that their broker is away
 _refused: weakref.WeakKeyDictionary[Celery, tuple[int, int]] = (
@@ -79,16 +87,14 @@ def _sent(app: Celery, store: MessageStore, message: Message) -> bool:
         )  # fmt: skip
         return True
     if task.task_id in state.revoked:
-        waiting.tell_cancelled(app, task, "revoked")
-        return True
+        return _ended(app, task, partial(waiting.tell_cancelled, app, task))
     try:
         expiration_s = _expiration_s(task)
         left = {name: value for name, value in task.message.properties.items() if name != "expiration"}
         if expiration_s is not None:
             left["expiration"] = expiration_s
-        payload.publish(
-            app, task.message._replace(properties=left), [_queue_of(fields) for fields in task.declare]
-        )
+        declare = [_queue_of(fields) for fields in task.declare]
+        payload.publish(app, task.message._replace(properties=left), declare, RETRY)
     except Exception as error:  # noqa: BLE001 - a broker's client raises anything
         if _is_away(app, error) or _tries(app, message) < TRIES:
             if app not in _waits:
@@ -96,12 +102,24 @@ def _sent(app: Celery, store: MessageStore, message: Message) -> bool:
                 log.warning("tasks whose ETA came wait for the broker: %s: %s", type(error).__name__, error)
             return False
         log.error("task %s cannot be sent, and fails: %s: %s", task.task_id, type(error).__name__, error)
-        app.backend.mark_as_failure(task.task_id, error, request=waiting.request_of(app, task))
-        return True
+        return _ended(app, task, partial(waiting.fail, app, task, error))
     if app in _waits:
         _waits.discard(app)
         log.warning("the broker takes the tasks whose ETA came")
     waiting.note(app, events.FIRED, task)
+    return True
+
+
+def _ended(app: Celery, task: WaitingTask, end: Callable[[], None]) -> bool:
+    """Enters the end of a task that is not sent. False: the broker, which what follows the task needs, is away."""
+    try:
+        end()
+    except Exception as error:  # its callbacks and its chord are a sender's words: they stop no other task
+        if isinstance(error, StoreError) and not isinstance(error, MessageIllegalError):
+            raise
+        if _is_away(app, error):
+            return False
+        log.error("task %s: what follows its end fails: %s: %s", task.task_id, type(error).__name__, error)
     return True
 
 
@@ -128,7 +146,11 @@ def _expiration_s(task: WaitingTask) -> float | None:
 
 
 def _is_away(app: Celery, error: Exception) -> bool:
-    """Whether the broker did not answer. If not, it refused this message."""
+    """Whether the broker did not answer, or takes nothing for the moment. If not, it refused this message."""
+    cause = error.__cause__ or error
+    word = str(cause).rpartition("caused error: ")[2].partition(" ")[0]
+    if not FOR_THE_MOMENT.isdisjoint((type(cause).__name__, word)):
+        return True
     with app.connection_for_write() as connection:  # does not connect
         away, refuses = connection.connection_errors, connection.channel_errors
     if isinstance(error.__cause__, refuses) or isinstance(error, refuses):

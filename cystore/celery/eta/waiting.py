@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from celery.app.task import Context
 from kombu.utils.json import dumps, loads
 
 from cystore.celery import homes
-from cystore.celery.base import events, records
+from cystore.celery.base import events, greenlets, records
 from cystore.celery.base.identity import has_home, is_replica
 from cystore.celery.history import JSON
 from cystore.celery.lifecycle import recorder
@@ -73,7 +73,7 @@ def parse(body: Any, due_ms: int, physical_offset: int) -> WaitingTask:
         message = LoggedMessage.of(fields["message"])
         declare = fields["declare"]
         task_id, name = message.headers["id"], message.headers["task"]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except Exception as error:  # JSON may name types of kombu's, whose makers raise anything
         raise NotATaskError(f"{type(error).__name__}: {error}") from error
     if not isinstance(task_id, str) or not isinstance(name, str) or not isinstance(declare, list):
         raise NotATaskError("its id, name or queues have the wrong type")
@@ -133,20 +133,16 @@ def fire(store: MessageStore, task_id: str) -> bool:
     return move(store, task_id, now_ms())
 
 
-def cancel(app: Celery, store: MessageStore, task: WaitingTask, reason: str = "revoked") -> bool:
-    """Withdraws a task before its ETA: no worker will get it. Its state becomes REVOKED, as if a worker had revoked it.
-    False if its wait has ended meanwhile."""
-    if not store.cancel(TOPIC, records.key_of(task.task_id)):
-        return False
-    tell_cancelled(app, task, reason)
-    return True
-
-
-def tell_cancelled(app: Celery, task: WaitingTask, reason: str) -> None:
-    """Enters the end of a withdrawn task: its state, and an event."""
+def tell_cancelled(app: Celery, task: WaitingTask) -> None:
+    """Enters the end of a withdrawn task: its state becomes REVOKED, as if a worker had revoked it; and an event."""
     note(app, events.CANCELLED, task)
     if not task.headers.get("ignore_result"):
-        app.backend.mark_as_revoked(task.task_id, reason, request=request_of(app, task), store_result=True)
+        app.backend.mark_as_revoked(task.task_id, "revoked", request=request_of(app, task), store_result=True)
+
+
+def fail(app: Celery, task: WaitingTask, error: Exception) -> None:
+    """Enters the failure of a task that no worker gets."""
+    app.backend.mark_as_failure(task.task_id, error, request=request_of(app, task))
 
 
 def request_of(app: Celery, task: WaitingTask) -> Any:
@@ -167,16 +163,25 @@ def request_of(app: Celery, task: WaitingTask) -> Any:
 def cancel_all(app: Celery, store: MessageStore, task_ids: Sequence[str]) -> list[str]:
     """Withdraws those of these tasks that wait here; returns their ids."""
     tasks = (last_of(store, task_id) for task_id in task_ids)
-    return [task.task_id for task in tasks if task is not None and cancel(app, store, task)]
+    return _withdrawn(app, store, (task for task in tasks if task is not None))
 
 
 def cancel_stamped(app: Celery, store: MessageStore, stamps: Mapping[str, Any]) -> list[str]:
     """Withdraws the waiting tasks that have one of these values in a stamp; returns their ids."""
-    return [
-        task.task_id
-        for task in list(waiting(store))
-        if _is_stamped(task.headers, stamps) and cancel(app, store, task)
+    stamped = [
+        task for task in greenlets.off_the_hub(list, waiting(store)) if _is_stamped(task.headers, stamps)
     ]
+    return _withdrawn(app, store, stamped)
+
+
+def _withdrawn(app: Celery, store: MessageStore, tasks: Iterable[WaitingTask]) -> list[str]:
+    """Withdraws tasks before their ETA: no worker will get them. Returns the ids of those whose wait had not ended."""
+    ended = []
+    for task in tasks:
+        if greenlets.off_the_hub(store.cancel, TOPIC, records.key_of(task.task_id)):
+            tell_cancelled(app, task)
+            ended.append(task.task_id)
+    return ended
 
 
 def _is_stamped(headers: Mapping[str, Any], stamps: Mapping[str, Any]) -> bool:
