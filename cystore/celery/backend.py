@@ -128,11 +128,11 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self._zone: Any = None  # the app's time zone; the settings are read with the first result
         self._extended = False
         _backends.add(self)
+        if self.is_own:
+            keeping.begin(self.app)
         if self.location.path and self.is_own:
             recorder.install(self.app, self.location)
             _close_with(self.app)
-        if self.is_own:
-            keeping.begin(self.app)
 
     def prepare_expires(self, value: Any, type: Any = None) -> Any:
         """The seconds for which results are valid; None or 0 is for ever. Raises ImproperlyConfigured."""

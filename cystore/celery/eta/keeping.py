@@ -16,6 +16,7 @@ Without `install` and without the setting, and with the setting `"never"`, no me
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 
@@ -23,6 +24,8 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 from cystore.celery.lifecycle import senders
+
+log = logging.getLogger("cystore.celery")
 
 SETTING = "cystore_durable_eta_after_s"
 AFTER_S, NEVER = 30, "never"
@@ -63,8 +66,15 @@ def install(app: Celery) -> None:
 
 def begin(app: Celery) -> None:
     """Keeps ETAs of this app if its setting says so; called when its backend is made. Raises ImproperlyConfigured."""
-    if after_s(app) is not None:
-        _watch(app)
+    if after_s(app) is None:
+        return
+    if senders.is_used(app):
+        log.warning(
+            "%s: this app has sent tasks before its result backend was made, because they ignore their results; those "
+            "with an ETA wait in workers. Call cystore.celery.install(app) in the module that makes the app",
+            SETTING,
+        )
+    _watch(app)
 
 
 def _watch(app: Celery) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import Celery
 from celery.app.task import Context
-from celery.utils.time import make_aware
+from celery.utils.time import maybe_make_aware
 from kombu import Exchange, Queue
 from kombu.serialization import dumps
 
@@ -60,17 +60,15 @@ def _due_ms(
     location = getattr(app.backend, "location", None)
     if location is None or not (location.path or homes.setting(app)):
         return None
-    due_ms = _moment_ms(app, eta)
+    due_ms = _moment_ms(eta)
     return due_ms if due_ms is not None and due_ms - now_ms() >= least_s * 1000 else None
 
 
-def _moment_ms(app: Celery, eta: Any) -> int | None:
+def _moment_ms(eta: Any) -> int | None:
     """The time of an ETA. One without a zone means what it means to a worker."""
     try:
         moment = eta if isinstance(eta, datetime) else datetime.fromisoformat(str(eta))
-        if moment.tzinfo is None:
-            moment = make_aware(moment, app.timezone)
-        return int(moment.timestamp() * 1000)
+        return int(maybe_make_aware(moment).timestamp() * 1000)
     except (ValueError, OverflowError):
         return None  # the worker reports it
 
@@ -135,7 +133,7 @@ class _Keeping:
                 )  # fmt: skip
             return self._producer.publish(body, **options)
         self._kept = True
-        greenlets.off_the_hub(_put, self._app, task, record)
+        _put(self._app, task, record, self._producer)
         return None
 
 
@@ -170,12 +168,12 @@ def _name_of(exchange: Exchange | str | None) -> str:
     return str(getattr(exchange, "name", exchange) or "")
 
 
-def _put(app: Celery, task: waiting.WaitingTask, record: bytes) -> None:
+def _put(app: Celery, task: waiting.WaitingTask, record: bytes, producer: Any) -> None:
     """Into this process's store; without one, and in a replica, into the task's home."""
     backend = app.backend
     store = waiting.store_of(backend)
     if store is None:
-        remote.send(app, homes.home_of(backend, Context(task.headers)), record, task.due_ms)
+        remote.send(app, homes.home_of(backend, Context(task.headers)), record, task.due_ms, producer)
         return
-    waiting.put(store, task, record)
+    greenlets.off_the_hub(waiting.put, store, task, record)
     waiting.note(app, events.SCHEDULED, task)

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery, shared_task
 
-from cystore import StoreError
+from cystore import MessageIllegalError, StoreError
 from cystore.celery import homes
 from cystore.celery.base import events, records
 from cystore.celery.base.queues import declared
@@ -25,9 +25,10 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def send(app: Celery, home: str, record: bytes, due_ms: int) -> None:
-    """Asks the workers of a home to keep a message until it is due. Raises the broker's errors."""
-    _ask(app, home, KEEP, (home, record.decode("utf-8", "surrogatepass"), due_ms))
+def send(app: Celery, home: str, record: bytes, due_ms: int, producer: Any = None) -> None:
+    """Asks the workers of a home to keep a message until it is due, by a producer that the caller has already: waiting
+    for another one may last for ever. Raises the broker's errors."""
+    _ask(app, home, KEEP, (home, record.decode("utf-8", "surrogatepass"), due_ms), producer)
 
 
 def send_cancel(app: Celery, home: str, task_ids: Sequence[str], stamps: Mapping[str, Any]) -> None:
@@ -35,10 +36,10 @@ def send_cancel(app: Celery, home: str, task_ids: Sequence[str], stamps: Mapping
     _ask(app, home, CANCEL, (home, list(task_ids), dict(stamps)))
 
 
-def _ask(app: Celery, home: str, name: str, arguments: tuple[Any, ...]) -> None:
+def _ask(app: Celery, home: str, name: str, arguments: tuple[Any, ...], producer: Any = None) -> None:
     app.send_task(
         name, arguments, queue=declared(app, home), serializer="json", ignore_result=True, add_to_parent=False,
-        headers={homes.HOME: home},
+        headers={homes.HOME: home}, producer=producer,
     )  # fmt: skip
 
 
@@ -70,6 +71,9 @@ def keep(self: Any, home: Any = None, record: Any = None, due_ms: Any = None) ->
             if any(bytes(one.body) == body for one in known):
                 return False
             waiting.put(store, task, body)
+    except MessageIllegalError as error:  # it would be later, too: its publisher learns it from its state
+        waiting.fail(self.app, task, error)
+        raise
     except StoreError as error:
         raise self.retry(exc=error, countdown=min(2**self.request.retries, homes.RETRY_AT_MOST_S)) from error
     waiting.note(self.app, events.SCHEDULED, task)
