@@ -92,6 +92,10 @@ def _change(
     ctx: click.Context, task_ids: tuple[str, ...], done: str, change: Callable[[MessageStore, str], bool]
 ) -> None:
     location, missed = app_store.location_of(ctx), 0
+    if not all(task_ids):
+        raise click.BadParameter("must not be empty", ctx=ctx, param_hint="ID")
+    with app_store.reading(location):
+        pass  # a store that is not there is not made
     with app_store.as_command_errors():
         store = open_shared(location, ctx.obj.app)
         for task_id in task_ids:

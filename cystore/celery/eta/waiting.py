@@ -168,9 +168,8 @@ def cancel_all(app: Celery, store: MessageStore, task_ids: Sequence[str]) -> lis
 
 def cancel_stamped(app: Celery, store: MessageStore, stamps: Mapping[str, Any]) -> list[str]:
     """Withdraws the waiting tasks that have one of these values in a stamp; returns their ids."""
-    stamped = [
-        task for task in greenlets.off_the_hub(list, waiting(store)) if _is_stamped(task.headers, stamps)
-    ]
+    tasks: list[WaitingTask] = greenlets.off_the_hub(list, waiting(store))
+    stamped = [task for task in tasks if _is_stamped(task.headers, stamps)]
     return _withdrawn(app, store, stamped)
 
 

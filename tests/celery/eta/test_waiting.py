@@ -367,3 +367,13 @@ def test_the_command_lists_moves_fires_and_withdraws(run, rows, url):
     assert "no time zone" in run("eta", "move", late.id, "2099-01-01T00:00", code=2).output
     assert "neither an ISO 8601 time nor a duration" in run("eta", "move", late.id, "soon", code=2).output
     assert app.AsyncResult(never.id).state == states.REVOKED
+
+
+def test_the_command_makes_no_store(run, rows, url):
+    """A mistyped path is told, not made."""
+    for words in (["cancel", "x"], ["fire", "x"], ["move", "x", "2h"]):
+        assert "there is no store here" in run("eta", *words, code=2).output
+    app = Celery("shop", broker="memory://", backend=url, set_as_current=False)
+    assert app.backend.store.path.exists()
+    for words in (["cancel", ""], ["fire", ""], ["move", "", "2h"]):
+        assert "must not be empty" in run("eta", *words, code=2).output
