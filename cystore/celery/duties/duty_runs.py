@@ -345,10 +345,10 @@ def needed_here(store: MessageStore, periods: int = 1, idle_s: float = IDLE_S) -
 
 def quiet_s(store: MessageStore, least_s: float) -> float:
     """The time for which a store needs no look if nothing is appended: until a delayed message is due or the period
-    of a duty is over, at least `least_s`. A record that is not dispatched yet may be a delayed message. Raises
-    StoreError."""
+    of a duty is over, at least `least_s`. A record that is not dispatched yet may be a delayed message; a task that is
+    due waits for the broker, or for the next turn. Raises StoreError."""
     work = store.maintenance
-    if work.dispatch_bytes:
+    if work.dispatch_bytes or sending.is_due(store):
         return least_s
     due_in_ms = work.due_in_ms
     due = [QUIET_S] if due_in_ms is None else [QUIET_S, due_in_ms / 1000]

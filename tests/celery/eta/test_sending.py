@@ -12,6 +12,7 @@ from celery import Celery, states
 from celery.utils import uuid
 
 from cystore.celery import install
+from cystore.celery.duties import duty_runs
 from cystore.celery.eta import keeping, remote, sending, waiting
 from cystore.celery.stores import close_shared
 from cystore.clock import now_ms
@@ -93,6 +94,18 @@ def test_a_turn_does_not_wait_for_a_broker_as_long_as_the_app_would(url):
     assert sending.send_due(app, app.backend.store) == (0, False)
     assert not tries
     close_shared()
+
+
+def test_a_store_is_not_quiet_while_a_due_task_was_not_sent(app):
+    """Nothing need be appended when the broker comes back, or when a turn left tasks to the next one."""
+    store = app.backend.store
+    app.tasks["add"].apply_async((1, 1), countdown=LATER_S)
+    deliver(app)
+    store.dispatch()
+    assert duty_runs.quiet_s(store, 0.1) == 0.1
+    assert sending.send_due(app, store) == (1, True)
+    store.dispatch()
+    assert duty_runs.quiet_s(store, 0.1) > 0.1
 
 
 HOSTILE = {
