@@ -227,3 +227,11 @@ def test_one_connection_is_enough_for_a_publisher_without_a_store():
     app.tasks["add"].apply_async((1, 1), countdown=LATER_S)
     with app.connection_for_read() as connection, connection.SimpleQueue(f"cystore.{home}") as queue:
         assert queue.get_nowait().headers["task"] == remote.KEEP
+
+
+def test_after_install_a_process_that_only_revokes_reaches_the_store(app, url):
+    result = app.tasks["add"].apply_async((1, 1), countdown=LATER_S)
+    other = Celery("other", broker="memory://", backend=url, set_as_current=False)
+    install(other)
+    other.control.revoke(result.id)
+    assert not due_ids(app) and result.state == states.REVOKED
