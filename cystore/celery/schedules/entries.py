@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
@@ -70,12 +70,14 @@ class Entry:
         return self.task, self.when, self.args, self.kwargs, self.options, self.missed
 
 
+FIELDS = {one.name for one in fields(Entry)}
+
+
 def parse(message: Message) -> Entry:
     """The schedule in a record. Raises ScheduleError."""
     try:
-        fields = json.loads(bytes(message.body))
-        fields.pop("v")
-        entry = Entry(**fields)
+        known = json.loads(bytes(message.body))
+        entry = Entry(**{name: known[name] for name in FIELDS & known.keys()})
         if not isinstance(entry.name, str) or type(entry.serial) is not int or type(entry.due_ms) is not int:
             raise TypeError("wrong types")
         if not entry.deleted:
@@ -126,12 +128,12 @@ def _records(store: MessageStore) -> Iterator[Message]:
         yield waiting.message
 
 
-def message_of(entry: Entry) -> Message:
+def message_of(store: MessageStore, entry: Entry) -> Message:
     """The record of a schedule that waits for its due time, or of one that is deleted."""
     from cystore import Message
 
-    now = now_ms()
-    wait_ms = AGAIN_MS if not entry.enabled else min(max(entry.due_ms - now, 0), AGAIN_MS)
+    now, most_ms = now_ms(), min(AGAIN_MS, store.settings.timer_max_delay_s * 1000)
+    wait_ms = most_ms if not entry.enabled else min(max(entry.due_ms - now, 0), most_ms)
     return Message(
         topic=TOPIC, body=entry.body(), queue_id=QUEUE_ID, keys=(records.key_of(entry.name),),
         properties={"task": records.kept_name(entry.task)},
@@ -145,7 +147,7 @@ def change(store: MessageStore, entry: Entry) -> Entry:
     known = newest(store, entry.name)
     older = [one.physical_offset for one in _waiting(store, entry.name)]
     entry = replace(entry, serial=1 if known is None else known.serial + 1)
-    store.put_many([message_of(entry)], flush=homes.safe_flush(store, "sync"))
+    store.put_many([message_of(store, entry)], flush=homes.safe_flush(store, "sync"))
     for at in older:
         with suppress(OffsetError, MessageIllegalError):  # it became due meanwhile, and its serial is older
             store.cancel(physical_offset=at)

@@ -65,7 +65,7 @@ def _run(app: Celery, store: MessageStore, entry: Entry) -> None:
         return  # it was changed, or a process was killed after it ran this one
     now = now_ms()
     if not entry.enabled or entry.due_ms > now:
-        store.put_many([entries.message_of(replace(entry, serial=entry.serial + 1))])
+        store.put_many([entries.message_of(store, replace(entry, serial=entry.serial + 1))])
         return
     late = now - entry.due_ms > LATE_MS
     if late and entry.missed != ALL:
@@ -84,7 +84,7 @@ def _run(app: Celery, store: MessageStore, entry: Entry) -> None:
         new = replace(new, runs=entry.runs)
     else:
         messages = _sent(app, store, entry)
-    store.put_many([entries.message_of(new), *messages], flush=homes.safe_flush(store, "sync"))
+    store.put_many([entries.message_of(store, new), *messages], flush=homes.safe_flush(store, "sync"))
 
 
 def _sent(app: Celery, store: MessageStore, entry: Entry) -> list[Message]:

@@ -94,6 +94,23 @@ def test_a_run_is_a_task_a_line_of_the_history_and_the_next_due_time(app, store)
     assert len(lines(app, "pulse")) == 1 and not sent(app)
 
 
+def test_a_schedule_waits_longer_than_a_message_may(url):
+    """It is put again on the way, and keeps its due time."""
+    app = Celery("beat", broker="memory://", backend=f"{url}?timer_max_delay_s=1", set_as_current=False)
+    store = app.backend.store
+    known = entries.add(store, "far", "shop.far", {"every_ms": 3_600_000})
+    wait_until(lambda: turn(app) or entries.get(store, "far").serial > known.serial, "it was put again")
+    again = entries.get(store, "far")
+    assert (again.due_ms, again.runs) == (known.due_ms, 0) and not lines(app, "far")
+
+
+def test_fields_of_a_later_version_are_left_out(app, store):
+    entry = entries.add(store, "pulse", "shop.pulse", SOON)
+    body = json.loads(entry.body())
+    store.put(entries.TOPIC, json.dumps({**body, "later": 1, "serial": 9}).encode(), keys=("pulse",))
+    assert entries.get(store, "pulse").serial == 9
+
+
 def test_a_single_time_runs_once_and_is_gone(app, store):
     entries.add(store, "launch", "shop.open", {"at_ms": clock.now_ms() - 1})
     wait_until(lambda: turn(app) or lines(app, "launch"), "it ran")
