@@ -187,7 +187,7 @@ def _is_stamped(headers: Mapping[str, Any], stamps: Mapping[str, Any]) -> bool:
     """Celery's own rule (`Request.revoked`)."""
     own = headers.get("stamps") or {}
     for name in headers.get("stamped_headers") or ():
-        if name in stamps and not set(_listed(own.get(name))).isdisjoint(_listed(stamps[name])):
+        if name in stamps and any(value in _listed(stamps[name]) for value in _listed(own.get(name))):
             return True
     return False
 
