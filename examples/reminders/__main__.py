@@ -1,4 +1,4 @@
-"""Reminders for one, two and three seconds from now; the program that puts them is killed."""
+"""Reminders for the next weeks: booked, moved, cancelled; the program that books them is killed."""
 
 from __future__ import annotations
 
@@ -7,44 +7,56 @@ import signal
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime, timedelta
 
 import cystore
 
-SETTINGS = {"message_delay_level": "1s 2s 3s"}  # the levels 1, 2, 3
-WHAT = ("water the plants", "call ann", "feed the cat")
+DAYS = {"plants": 21, "ann": 14, "cat": 10}
+TEXTS = {"plants": "water the plants", "ann": "call ann", "cat": "feed the cat"}
 
 
-def put(path: str) -> None:
+def in_days(days: float) -> int:
+    """A time so many days ahead, ms since 1970."""
+    return round((datetime.now(UTC) + timedelta(days=days)).timestamp() * 1000)
+
+
+def book(path: str) -> None:
     """The first program: it does not live to see its reminders."""
-    store = cystore.open(path, services="none", **SETTINGS)
-    for level, text in enumerate(WHAT, start=1):
-        store.put("reminders", text.encode(), delay_level=level, flush="sync")
+    store = cystore.open(path, services="none")
+    for key, days in DAYS.items():
+        store.put("reminders", TEXTS[key].encode(), keys=(key,), deliver_at_ms=in_days(days), flush="sync")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def deliver(path: str) -> None:
-    """The second program: it recovers the store, and waits for what is due."""
-    with cystore.open(path, services="all", **SETTINGS) as store:
-        begun = min(message.born_timestamp_ms for message in store.scan())
+def show(store: cystore.MessageStore) -> None:
+    """The reminders that wait, the next one first."""
+    for one in store.pending("reminders"):
+        days = (one.deliver_at_ms - in_days(0)) / 86_400_000
+        print(f"waits: {bytes(one.body).decode()}, in {days:.0f} days")
+
+
+def change_and_deliver(path: str) -> None:
+    """The second program: it recovers the store, changes its mind, and gets what is due."""
+    with cystore.open(path, services="all") as store:
+        show(store)
+        print("moved:", store.reschedule("reminders", "ann", in_days(0) + 1000))
+        print("cancelled:", store.cancel("reminders", "plants"))
         with store.consumer("phone", ["reminders"]) as phone:
-            seen = 0
-            while seen < len(WHAT):
-                for message in phone.poll(timeout_s=60):
-                    late_ms = message.store_timestamp_ms - begun - 1000 * message.delay_level
-                    print(f"{message.text()}: level {message.delay_level}, not early: {late_ms >= 0}")
-                    phone.ack(message)
-                    seen += 1
-        print("lag:", dict(store.groups.lags()))
+            (message,) = phone.poll(timeout_s=60)
+            print("now:", message.text())
+            phone.ack(message)
+        print("cancelled once more:", store.cancel("reminders", "ann"))
+        show(store)
 
 
 def main() -> None:
     if len(sys.argv) > 1:
-        put(sys.argv[1])
+        book(sys.argv[1])
     with tempfile.TemporaryDirectory(prefix="cystore-example-") as folder:
         path = f"{folder}/store"
         first = subprocess.run([sys.executable, "-m", "examples.reminders", path], check=False)
         print("the first program was killed:", first.returncode == -signal.SIGKILL)
-        deliver(path)
+        change_and_deliver(path)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,10 @@ SAYS = {
         r"new events: 400", r"billing read 400", r"mail read 400 and order 3 last: True", r"cleaned [1-9]\d* segments",
         r"the auditor's event is there: True",
     ),
-    "reminders": (r"was killed: True", r"feed the cat: level 3, not early: True", r"lag: \{'phone': 0\}"),
+    "reminders": (
+        r"was killed: True\nwaits: feed the cat, in 10 days\nwaits: call ann, in 14 days\nwaits: water",
+        r"moved: True\ncancelled: True\nnow: call ann\ncancelled once more: False\nwaits: feed the cat, in 10 days\n$",
+    ),
     "rocketmq_store": (r"V6Topic/1: queue offsets 0 to 35", r"key common: \[29, 26", r"messages in the log: 65"),
 }  # fmt: skip
 NEED_REDIS = {"web_shop", "audit_log", "replay"}
