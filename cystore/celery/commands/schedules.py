@@ -21,9 +21,18 @@ from cystore.operate.command import FOUND_WRONG, duration_of
 from cystore.operate.output import one_line, write_json, write_line
 
 
-@click.group("schedules", epilog=command_options.examples("schedules list"))
-def command() -> None:
-    """Schedules in the store: beat's, and those that are made here. Changes hold at once."""
+@click.group(
+    "schedules", invoke_without_command=True, epilog=command_options.examples("schedules", "schedules --json")
+)
+@command_options.json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Schedules in the store: beat's, and those that are made here. Changes hold at once.
+
+    Without a further word it lists them, the next one first.
+    """
+    if ctx.invoked_subcommand is None:
+        _list(ctx, as_json)
 
 
 def _changed(ctx: click.Context, name: str, done: str, change: Callable[[MessageStore], bool]) -> None:
@@ -114,6 +123,10 @@ def add(
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
     """All schedules, the next one first."""
+    _list(ctx, as_json)
+
+
+def _list(ctx: click.Context, as_json: bool) -> None:
     with app_store.reading(app_store.location_of(ctx)) as store:
         known = list(entries.listed(store))
         for entry in known:
