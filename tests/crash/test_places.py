@@ -18,11 +18,11 @@ def test_the_kill_row_uses_every_failpoint_of_the_sources():
     """But those of cleaning, which removes messages on purpose (test_clean_kill.py kills there), and of delivery, which
     needs messages that wait (test_deliver_kill.py, test_carry_kill.py), of Spark's sink (test_sink_commit.py), of the
     removal of queues (test_topic_removal.py), of the scrub (test_duty_fleet.py), of consumers (test_consumer_kill.py),
-    of named dispatchers (test_dispatcher_kill.py), of messages that are put once (test_once_kill.py), of transactions
-    (test_transaction_kill.py), of compaction (test_compact_kill.py), of light queues (test_light_kill.py), of the files
-    ahead of a store that is closed (test_close_kill.py), of a log that is copied from a master
-    (tests/ha/test_follow.py), of a pool of buffers (test_pool_kill.py), of registered filters (test_filter_kill.py),
-    and of a handle that only reads and is alone (test_reader_follows.py)."""
+    of named dispatchers (test_dispatcher_kill.py), of the timer (test_timer_kill.py), of messages that are put once
+    (test_once_kill.py), of transactions (test_transaction_kill.py), of compaction (test_compact_kill.py), of light
+    queues (test_light_kill.py), of the files ahead of a store that is closed (test_close_kill.py), of a log that is
+    copied from a master (tests/ha/test_follow.py), of a pool of buffers (test_pool_kill.py), of registered filters
+    (test_filter_kill.py), and of a handle that only reads and is alone (test_reader_follows.py)."""
     elsewhere = (
         "clean.",
         "deliver.",
@@ -45,6 +45,7 @@ def test_the_kill_row_uses_every_failpoint_of_the_sources():
         "pool.",
         "filters.",
         "manifest.",
+        "withdraw.",
     )
     assert set(PLACES) == {name for name in in_sources() if not name.startswith(elsewhere)}
     assert len(PLACES) >= 40

@@ -65,12 +65,14 @@ def check_copies(message: cystore.Message, record: Record) -> None:
         return
     assert target_of(message) == (topic, number)
     copy = delivered_copy(message)
-    _, body, *_, born, stored, raw, _, flag, sys_flag, times, level, born_ms, prepared = copy.__reduce__()[1]
+    _, body, *_, born, stored, raw, _, flag, sys_flag, times, level, born_ms, prepared, delay = (
+        copy.__reduce__()[1]
+    )
     assert (copy.topic, copy.queue_id) == (topic, number)
     assert raw == (named if len(named) <= LONGEST else unnamed)
     assert (body, born, stored) == (record.body, record.born_host, record.store_host)
     assert (flag, sys_flag, times) == (record.flag, record.sys_flag, record.reconsume_times)
-    assert (level, born_ms, prepared) == (0, record.born_timestamp_ms, 0)
+    assert (level, born_ms, prepared, delay) == (0, record.born_timestamp_ms, 0, 0)
     leave_source_out(copy)
     assert copy.__reduce__()[1][8] == unnamed
 
