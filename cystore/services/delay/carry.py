@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from functools import partial
 
 from cystore import clock
 from cystore._native.append.appender import Appender
@@ -43,6 +44,7 @@ from cystore.services.delay.transfer import (
     Transfer,
 )
 from cystore.services.delay.waiting import Head, WaitingQueues, has_target
+from cystore.system.threads.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
@@ -88,16 +90,10 @@ class Carrier:
             return 0
         end = self._worthwhile(end)
         while progress.first_waiting() < end and (until_s is None or monotonic_s() < until_s):
-            with control.held_if_free("deliver", within_ms=LOCK_WAIT_MS) as turn:
-                if not turn.held or not progress.count(until_s):
-                    break
-                try:
-                    batch = self._batch(end)
-                    carried, room = self._carry(batch)
-                except _NotDispatched:
-                    batch, carried, room = [], 0, None
-                over = progress.first_waiting() >= end
-                progress.save_if_old(0 if over else self._config.flush_delay_offset_interval_ms)
+            turn = undisturbed(partial(self._turn, end, until_s))
+            if turn is None:
+                break
+            batch, carried, room = turn
             done += carried
             if room is not None:
                 try:
@@ -112,6 +108,24 @@ class Carrier:
         if done:
             log.info("%d delayed messages below %d were carried forward", done, end)
         return done
+
+    def _turn(
+        self, end: int, until_s: float | None
+    ) -> tuple[list[Leaving], int, RoomNeededError | None] | None:
+        """One batch, under the deliver lock: the messages, how many of them were carried, and what the next needs. None
+        if another process delivers, or the time is over."""
+        progress = self._progress
+        with self._control.held_if_free("deliver", within_ms=LOCK_WAIT_MS) as turn:
+            if not turn.held or not progress.count(until_s):
+                return None
+            try:
+                batch = self._batch(end)
+                carried, room = self._carry(batch)
+            except _NotDispatched:
+                batch, carried, room = [], 0, None
+            over = progress.first_waiting() >= end
+            progress.save_if_old(0 if over else self._config.flush_delay_offset_interval_ms)
+            return batch, carried, room
 
     def _dispatch(self) -> bool:
         """Dispatches what was carried; False if there is nothing to dispatch, or another process does it."""

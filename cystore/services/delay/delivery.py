@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from functools import partial
 
 from cystore import clock
 from cystore._native.append.appender import Appender
@@ -38,6 +39,7 @@ from cystore.services.delay.transfer import (
     Transfer,
 )
 from cystore.services.delay.waiting import WaitingQueues, has_target, report_undeliverable
+from cystore.system.threads.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
@@ -103,7 +105,7 @@ class Scheduler:
         if max_messages is not None:
             max_messages = whole("max_messages", max_messages, 1, error=StoreConfigError)
         until_s = None if timeout_s is None else monotonic_s() + seconds(timeout_s, least=0)
-        return self._run(max_messages, until_s, wait=True).done
+        return undisturbed(partial(self._run, max_messages, until_s, wait=True)).done
 
     def _run(self, limit: int | None, until_s: float | None, *, wait: bool) -> Progress:
         control, done, awaited, now_ms = self._control, 0, 0, clock.now_ms(self._control)

@@ -17,6 +17,7 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 
 from cystore._native.derived.delay import Delivered
@@ -39,6 +40,7 @@ from cystore.errors import (
 from cystore.layout import CONSTANTS, FLAGS, SCHEDULE_TOPIC
 from cystore.services.delay.timer import ENDS_QUEUE_ID, TIMER_QUEUE_ID, Timer
 from cystore.system import files
+from cystore.system.threads.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
@@ -243,8 +245,10 @@ class DeliveryProgress:
 
     def settle(self, until_s: float | None = None) -> None:
         """`count` for a process that does not deliver. Does nothing while another process delivers."""
-        if not self._has_uncounted:
-            return
+        if self._has_uncounted:
+            undisturbed(partial(self._settle, until_s))
+
+    def _settle(self, until_s: float | None) -> None:
         with self._control.held_if_free("deliver") as turn:
             if turn.held:
                 self.count(until_s)

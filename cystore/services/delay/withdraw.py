@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from cystore import clock
 from cystore._native.append.appender import Appender
@@ -29,6 +30,7 @@ from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.delay.timer import ENDS_QUEUE_ID, TIMER_QUEUE_ID, Due
 from cystore.services.delay.timer_blocks import begin_of
 from cystore.services.delay.transfer import BATCH_MESSAGES, RoomNeededError, Transfer
+from cystore.system.threads.reentry import undisturbed
 from cystore.value_class import value_class
 
 LOCK_WAIT_MS = 10_000  # for a process that delivers
@@ -106,6 +108,9 @@ class Withdrawals:
     def _move(self, find: Callable[[], list[Message]], made: Move) -> int:
         """Appends a record for each message that `find` gives and that still waits. It looks under the deliver lock: no
         other process moves or delivers them meanwhile."""
+        return undisturbed(partial(self._move_now, find, made))
+
+    def _move_now(self, find: Callable[[], list[Message]], made: Move) -> int:
         assert self._transfer is not None
         control, done = self._control, 0
         put: list[PutResult] = []
