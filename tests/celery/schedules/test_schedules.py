@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from importlib.metadata import entry_points
 
 import pytest
 from celery import Celery
@@ -157,6 +158,11 @@ def test_the_apps_own_schedule_is_taken_over_and_others_stay(app, store):
     assert entries.get(store, "code").serial == serial, "what did not change is left alone"
     assert entries.get(store, "gone") is None and set(scheduler.schedule) == {"code", "mine"}
     assert 0 < scheduler.tick() <= 1.0
+
+
+def test_beat_finds_the_scheduler_by_its_short_name():
+    (found,) = entry_points(group="celery.beat_schedulers", name="cystore")
+    assert found.load() is Scheduler
 
 
 def test_what_cannot_be_kept_or_called_is_named_and_stops_no_other(app, store):
