@@ -113,7 +113,8 @@ def test_retries(fleet):
     assert [(details.get("retries"), details["countdown"]) for details in retried] == [(None, 0), (1, 0)]
     assert retried[0]["exception"] == "SpecialError('not yet')"
     sent = [event.details for event in found if event.event == events.SENT]
-    assert [details.get("retries") for details in sent] == [None, 1, 2]
+    # A sender logs its message after sending it, so a quick worker's next one may be logged before.
+    assert sorted(details.get("retries", 0) for details in sent) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
