@@ -42,7 +42,7 @@ COUNTED: dict[str, tuple[str, ...]] = {
     "succeeded": (events.SUCCEEDED,),
     "failed": events.FAILURES,
     "retried": (events.RETRIED,),
-    "revoked": (events.REVOKED,),
+    "revoked": (events.REVOKED, events.CANCELLED),
 }
 _COLUMN = {event: column for column, kinds in COUNTED.items() for event in kinds}
 

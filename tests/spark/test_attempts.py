@@ -190,10 +190,11 @@ def test_the_layout_is_the_one_that_workers_write():
         "REVOKED",
         "IGNORED",
         "SKIPPED",
+        "CANCELLED",
     ):
         assert getattr(task_layout, name) == getattr(layout, name)
     ends = {*task_layout.FAILURES, *task_layout.UNCOUNTED, task_layout.SUCCEEDED, task_layout.RETRIED}
-    others = {"SENT", "RECEIVED", "REDELIVERED", "STARTED", "INTERNAL_ERROR"}
+    others = {"SENT", "SCHEDULED", "FIRED", "RECEIVED", "REDELIVERED", "STARTED", "INTERNAL_ERROR"}
     assert ends | others == set(layout.KINDS), "each event ends an attempt, or belongs to its begin"
     told = {field.split()[0] for field in task_events.DETAILS.split(", ")}
     assert told <= set(layout.FIELDS)
