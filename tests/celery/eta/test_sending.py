@@ -28,8 +28,8 @@ LATER_S, WEEK_S = 3600, 7 * 24 * 3600
 def app_of(url: str, broker: str = "memory://", **settings: object) -> Celery:
     app = Celery("eta", broker=broker, backend=url, set_as_current=False)
     app.conf.update(SETTINGS, task_default_queue=uuid(), **settings)
-    app.task(work.add.run, name="add")
-    app.task(work.add.run, name="ignores", ignore_result=True)
+    app.task(work.add.run, shared=False, name="add")
+    app.task(work.add.run, shared=False, name="ignores", ignore_result=True)
     return app
 
 

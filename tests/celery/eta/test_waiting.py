@@ -187,7 +187,7 @@ def app(url):
     """An app with a broker in this process's memory, which all apps share: it has a queue of its own."""
     app = Celery("eta", broker="memory://", backend=url, set_as_current=False)
     app.conf.update(SETTINGS, task_default_queue=uuid())
-    app.task(work.add.run, name="add")
+    app.task(work.add.run, shared=False, name="add")
     yield app
     close_shared()
 
@@ -317,7 +317,7 @@ def test_a_setting_that_makes_no_sense_is_refused(url, value):
 
 def test_install_keeps_etas_from_half_a_minute_on(url):
     app = Celery("eta", broker="memory://", backend=url, set_as_current=False)
-    app.task(work.add.run, name="add")
+    app.task(work.add.run, shared=False, name="add")
     install(app)
     app.tasks["add"].apply_async((1, 1), countdown=29)
     kept = app.tasks["add"].apply_async((1, 1), countdown=31)
@@ -330,7 +330,7 @@ def test_install_keeps_etas_from_half_a_minute_on(url):
 
 def test_an_app_that_has_sent_tasks_is_too_late(url):
     app = Celery("eta", broker="memory://", backend=url, set_as_current=False)
-    app.task(work.add.run, name="add", ignore_result=True)
+    app.task(work.add.run, shared=False, name="add", ignore_result=True)
     app.tasks["add"].apply_async((1, 1), countdown=31)
     with pytest.raises(ImproperlyConfigured, match="has sent tasks before"):
         install(app)
@@ -341,7 +341,7 @@ def test_messages_that_the_log_keeps_are_kept_too(url, monkeypatch):
     monkeypatch.setattr(recorder, "_logs", weakref.WeakKeyDictionary())  # Celery's signal names no app
     app = Celery("eta", broker="memory://", backend=url, set_as_current=False)
     app.conf.update(SETTINGS, cystore_lifecycle_payload="message")
-    app.task(work.add.run, name="add")
+    app.task(work.add.run, shared=False, name="add")
     result = app.tasks["add"].apply_async((1, 1), countdown=LATER_S)
     (sent,) = [one for one in app.backend.store.query(events.EVENTS, result.id) if one.tags == events.SENT]
     assert json.loads(bytes(sent.body))["message"]["headers"]["id"] == result.id
@@ -351,7 +351,7 @@ def test_messages_that_the_log_keeps_are_kept_too(url, monkeypatch):
 def test_the_command_lists_moves_fires_and_withdraws(run, rows, url):
     app = Celery("shop", broker="memory://", backend=url, set_as_current=False)
     app.conf.update(SETTINGS)
-    app.task(work.add.run, name="add")
+    app.task(work.add.run, shared=False, name="add")
     send = app.tasks["add"].apply_async
     late, soon, never = (send((1, 1), countdown=LATER_S * hours) for hours in (3, 1, 2))
     told = [row["task_id"] for row in rows("eta")]
