@@ -30,6 +30,7 @@ from cystore.celery.eta import (
 )
 from cystore.celery.eta.waiting import GROUP, QUEUE_ID, TOPIC, NotATaskError, WaitingTask
 from cystore.celery.lifecycle import payload
+from cystore.celery.lifecycle.task_lives import moment_ms
 from cystore.clock import now_ms
 
 log = logging.getLogger("cystore.celery")
@@ -94,7 +95,12 @@ def _sent(app: Celery, store: MessageStore, message: Message) -> bool:
         if expiration_s is not None:
             left["expiration"] = expiration_s
         declare = [_queue_of(fields) for fields in task.declare]
-        payload.publish(app, task.message._replace(properties=left), declare, RETRY)
+        headers = dict(task.headers)
+        if (
+            moment_ms(headers.get("eta")) or 0
+        ) > now_ms():  # it was fired, or moved: a worker would wait once more
+            headers["eta"] = None
+        payload.publish(app, task.message._replace(headers=headers, properties=left), declare, RETRY)
     except Exception as error:  # noqa: BLE001 - a broker's client raises anything
         if _is_away(app, error) or _tries(app, message) < TRIES:
             if app not in _waits:

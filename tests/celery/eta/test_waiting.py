@@ -81,14 +81,13 @@ def test_short_waits_and_tasks_without_an_eta_go_to_the_broker(eta_fleet):
 def test_a_worker_that_is_killed_while_tasks_wait_loses_none(eta_fleet, tmp_path):
     """Native: the killed worker has the message, which comes again after the visibility timeout."""
     runs = tmp_path / "runs"
-    results = [
-        eta_fleet.task(work.text_of).apply_async((1, str(runs)), countdown=SOON_S + number / 10)
-        for number in range(10)
-    ]
     first = eta_fleet.start("--concurrency=1")
     wait_until(lambda: "ready." in first.log.read_text(), "the worker is ready")
+    send = eta_fleet.task(work.text_of).apply_async
+    results = [send((1, str(runs)), countdown=LATER_S) for _ in range(10)]
     first.kill()
     eta_fleet.start("--concurrency=2")
+    assert all(waiting.fire(eta_fleet.backend.store, result.id) for result in results)
     assert [len(result.get(timeout=PATIENCE_S)) for result in results] == [1] * 10
     assert runs.read_text() == "ran\n" * 10
 
