@@ -11,7 +11,6 @@ from cystore import MessageStore
 from cystore.celery.commands.shared import app_store, command_options, task_display
 from cystore.celery.eta import waiting
 from cystore.celery.eta.waiting import WaitingTask
-from cystore.celery.stores import open_shared
 from cystore.clock import now_ms
 from cystore.operate.command import FOUND_WRONG, duration_of
 from cystore.operate.output import write_json, write_line
@@ -94,10 +93,7 @@ def _change(
     location, missed = app_store.location_of(ctx), 0
     if not all(task_ids):
         raise click.BadParameter("must not be empty", ctx=ctx, param_hint="ID")
-    with app_store.reading(location):
-        pass  # a store that is not there is not made
-    with app_store.as_command_errors():
-        store = open_shared(location, ctx.obj.app)
+    with app_store.changing(location, ctx) as store:
         for task_id in task_ids:
             if change(store, task_id):
                 write_line(task_display.line(task_id, done))

@@ -16,7 +16,6 @@ from cystore.celery.lifecycle import task_lives
 from cystore.celery.schedules import due_times, entries
 from cystore.celery.schedules.due_times import ScheduleError
 from cystore.celery.schedules.entries import MISSED, ONCE, Entry
-from cystore.celery.stores import open_shared
 from cystore.operate.command import FOUND_WRONG, duration_of
 from cystore.operate.output import one_line, write_json, write_line
 
@@ -37,9 +36,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 def _changed(ctx: click.Context, name: str, done: str, change: Callable[[MessageStore], bool]) -> None:
     location = app_store.location_of(ctx)
-    with app_store.as_command_errors():
+    with app_store.changing(location, ctx) as store:
         try:
-            found = change(open_shared(location, ctx.obj.app))
+            found = change(store)
         except ScheduleError as error:
             raise app_store.CommandError(one_line(str(error))) from error
     write_line(task_display.line(name, done if found else "there is no such schedule"))

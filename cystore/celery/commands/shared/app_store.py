@@ -17,7 +17,7 @@ from cystore.celery import history, replicas
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base.reading import Source, Stores
 from cystore.celery.duties import app_settings
-from cystore.celery.stores import EXAMPLE, MAKES_IT, Location, is_missing
+from cystore.celery.stores import EXAMPLE, MAKES_IT, Location, is_missing, open_shared
 from cystore.errors import did_you_mean
 from cystore.operate.command import FAILED, FOUND_WRONG, for_reading
 from cystore.operate.exits import hint
@@ -84,6 +84,15 @@ def _hint(error: StoreError) -> str:
 def settings_of(location: Location) -> StoreConfig:
     """The app's settings, for reading. Those that it suggests for a new store do not count: the store has its own."""
     return for_reading(StoreConfig.from_mapping(location.settings))
+
+
+@contextmanager
+def changing(location: Location, ctx: click.Context) -> Iterator[MessageStore]:
+    """The app's store, for a command that changes it. One that is not there is not made."""
+    with reading(location):
+        pass
+    with as_command_errors():
+        yield open_shared(location, ctx.obj.app)
 
 
 @contextmanager
