@@ -22,13 +22,14 @@ from celery.worker import state
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from cystore import GetStatus, Message, MessageIllegalError, MessageStore, StoreError
+from cystore import Message, MessageIllegalError, MessageStore, StoreError
 from cystore.celery.base import events
 from cystore.celery.eta import (
+    delivered,
     remote,  # noqa: F401 - every worker of a store knows its tasks
     waiting,
 )
-from cystore.celery.eta.waiting import GROUP, QUEUE_ID, TOPIC, NotATaskError, WaitingTask
+from cystore.celery.eta.waiting import TOPIC, NotATaskError, WaitingTask
 from cystore.celery.lifecycle import payload
 from cystore.celery.lifecycle.task_lives import moment_ms
 from cystore.clock import now_ms
@@ -55,26 +56,17 @@ _refused: weakref.WeakKeyDictionary[Celery, tuple[int, int]] = (
 
 def is_due(store: MessageStore) -> bool:
     """Whether a delivered message was not sent yet."""
-    return store.groups.pull(GROUP, TOPIC, QUEUE_ID, 1).status is GetStatus.FOUND
+    return delivered.is_there(store, TOPIC)
 
 
 def send_due(app: Celery, store: MessageStore) -> tuple[int, bool]:
     """Sends delivered messages; returns their number, and whether more are there. Raises the store's errors."""
-    found = store.groups.pull(GROUP, TOPIC, QUEUE_ID, STEP_MESSAGES)
-    if found.status is not GetStatus.FOUND:
-        if found.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY):
-            store.groups.commit(GROUP, TOPIC, QUEUE_ID, found.next_offset)
-        return 0, False
-    done = 0
-    for message in found.messages:
-        if not _sent(app, store, message):
-            store.hold(TOPIC, message.physical_offset or 0)
-            return done, False
-        done += 1
-        store.groups.commit(GROUP, TOPIC, QUEUE_ID, (message.queue_offset or 0) + 1)
-    if TOPIC in store.holds():
+    done, stays, more = delivered.take(store, TOPIC, STEP_MESSAGES, partial(_sent, app, store))
+    if stays is not None:
+        store.hold(TOPIC, stays.physical_offset or 0)
+    elif done and TOPIC in store.holds():
         store.release(TOPIC)
-    return done, True
+    return done, more
 
 
 def _sent(app: Celery, store: MessageStore, message: Message) -> bool:

@@ -22,6 +22,7 @@ from kombu.utils.json import dumps, loads
 from cystore.celery import homes
 from cystore.celery.base import events, greenlets, records
 from cystore.celery.base.identity import has_home, is_replica
+from cystore.celery.eta import delivered
 from cystore.celery.history import JSON
 from cystore.celery.lifecycle import recorder
 from cystore.celery.lifecycle.payload import LoggedMessage
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cystore.celery")
 
-TOPIC = GROUP = "celery_eta"
-QUEUE_ID = 0
+TOPIC = "celery_eta"
 EVER_MS = 1 << 62
 
 
@@ -94,7 +94,7 @@ def store_of(backend: CystoreBackend) -> MessageStore | None:
 def put(store: MessageStore, task: WaitingTask, body: bytes) -> None:
     """Makes a task wait, durably. Raises the errors of `put`."""
     store.put(
-        TOPIC, body, queue_id=QUEUE_ID, keys=(records.key_of(task.task_id),),
+        TOPIC, body, queue_id=delivered.QUEUE_ID, keys=(records.key_of(task.task_id),),
         properties={"task": records.kept_name(task.name)}, deliver_at_ms=task.due_ms,
         flush=homes.safe_flush(store, "sync"),
     )  # fmt: skip

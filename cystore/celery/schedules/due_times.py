@@ -29,6 +29,7 @@ DAYS_MOST = (
     366 * 8 + 3
 )  # a 29 February that is a Monday comes again within 28 years; such a schedule is refused
 EVERY_MS_LEAST = 1000
+KINDS = ("every_ms", "crontab", "solar", "at_ms")
 FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 WHOLE_DAY_H = 24
 WHOLE_DAY = set(range(WHOLE_DAY_H))
@@ -55,28 +56,34 @@ def of_celery(app: Celery, given: Any) -> dict[str, Any]:
     )
 
 
-def checked(when: Any) -> dict[str, Any]:
-    """The map, if it is that of a schedule. Raises ScheduleError."""
-    kinds = ("every_ms", "crontab", "solar", "at_ms")
-    if not isinstance(when, Mapping) or len([kind for kind in kinds if kind in when]) != 1:
-        raise ScheduleError(f"a schedule has one of {', '.join(kinds)}, not {when!r}")
+def shaped(when: Any) -> dict[str, Any]:
+    """The map, if its fields and their types are those of a schedule. Raises ScheduleError."""
+    if not isinstance(when, Mapping) or len([kind for kind in KINDS if kind in when]) != 1:
+        raise ScheduleError(f"a schedule has one of {', '.join(KINDS)}, not {when!r}")
     known = dict(when)
     if "every_ms" in known:
         _whole("every_ms", known["every_ms"], EVERY_MS_LEAST)
     elif "at_ms" in known:
         _whole("at_ms", known["at_ms"], 0)
     elif "crontab" in known:
-        text, zone = known["crontab"], known.get("timezone", "UTC")
-        if not isinstance(text, str) or not isinstance(zone, str):
+        known["timezone"] = known.get("timezone", "UTC")
+        if not isinstance(known["crontab"], str) or not isinstance(known["timezone"], str):
             raise ScheduleError("crontab and timezone must be texts")
-        known["timezone"] = zone
-        if next_after(known, 0) is None:
-            raise ScheduleError(f"crontab {text!r} is never due")
-    else:
-        _solar(tuple(known["solar"]) if isinstance(known["solar"], (list, tuple)) else ())
-    unknown = known.keys() - {*kinds, "timezone"}
+    elif not isinstance(known["solar"], (list, tuple)) or len(known["solar"]) != 3:
+        raise ScheduleError(f"solar must be an event, a latitude and a longitude, not {known['solar']!r}")
+    unknown = known.keys() - {*KINDS, "timezone"}
     if unknown:
         raise ScheduleError(f"a schedule has no {', '.join(sorted(map(str, unknown)))}")
+    return known
+
+
+def checked(when: Any) -> dict[str, Any]:
+    """The map, if it is that of a schedule that is due at some time. Raises ScheduleError."""
+    known = shaped(when)
+    if "crontab" in known and next_after(known, 0) is None:
+        raise ScheduleError(f"crontab {known['crontab']!r} is never due")
+    if "solar" in known:
+        _solar(tuple(known["solar"]))
     return known
 
 
@@ -108,8 +115,6 @@ def _zone(name: str) -> tzinfo:
 
 @lru_cache(maxsize=256)
 def _solar(place: tuple[Any, ...]) -> solar:
-    if len(place) != 3:
-        raise ScheduleError(f"solar must be an event, a latitude and a longitude, not {list(place)!r}")
     try:
         return solar(*place)
     except Exception as error:  # also if the package ephem is missing

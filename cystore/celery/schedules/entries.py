@@ -20,6 +20,7 @@ from celery import Celery
 from cystore import MessageIllegalError, OffsetError
 from cystore.celery import homes
 from cystore.celery.base import records
+from cystore.celery.eta import delivered
 from cystore.celery.schedules import due_times
 from cystore.celery.schedules.due_times import ScheduleError
 from cystore.clock import now_ms
@@ -28,9 +29,8 @@ from cystore.layout import SCHEDULE_TOPIC
 if TYPE_CHECKING:
     from cystore import Message, MessageStore
 
-TOPIC = GROUP = "celery_beat"
+TOPIC = "celery_beat"
 RUNS = "celery_beat_runs"
-QUEUE_ID = 0
 SKIP, ONCE, ALL = "skip", "once", "all"  # what becomes of due times that were missed
 MISSED = (SKIP, ONCE, ALL)
 STORE, CODE = "store", "code"  # who made it: an API call or a command; the app's `beat_schedule`
@@ -81,7 +81,7 @@ def parse(message: Message) -> Entry:
         if not isinstance(entry.name, str) or type(entry.serial) is not int or type(entry.due_ms) is not int:
             raise TypeError("wrong types")
         if not entry.deleted:
-            due_times.checked(entry.when)
+            due_times.shaped(entry.when)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ScheduleError(f"the record at {message.physical_offset} is no schedule: {error}") from error
     return entry
@@ -119,9 +119,9 @@ def listed(store: MessageStore) -> Iterator[Entry]:
 
 def _records(store: MessageStore) -> Iterator[Message]:
     """Schedules that are due and were not run yet, and those that wait."""
-    at: int | None = store.groups.offset(GROUP, TOPIC, QUEUE_ID) or 0
+    at: int | None = store.groups.offset(TOPIC, TOPIC, delivered.QUEUE_ID) or 0
     while at is not None:
-        found = store.get(TOPIC, QUEUE_ID, at)
+        found = store.get(TOPIC, delivered.QUEUE_ID, at)
         yield from found.messages
         at = found.next_offset if found.next_offset > at else None
     for waiting in store.pending(TOPIC):
@@ -135,7 +135,7 @@ def message_of(store: MessageStore, entry: Entry) -> Message:
     now, most_ms = now_ms(), min(AGAIN_MS, store.settings.timer_max_delay_s * 1000)
     wait_ms = most_ms if not entry.enabled else min(max(entry.due_ms - now, 0), most_ms)
     return Message(
-        topic=TOPIC, body=entry.body(), queue_id=QUEUE_ID, keys=(records.key_of(entry.name),),
+        topic=TOPIC, body=entry.body(), queue_id=delivered.QUEUE_ID, keys=(records.key_of(entry.name),),
         properties={"task": records.kept_name(entry.task)},
         deliver_at_ms=None if entry.deleted or not wait_ms else now + wait_ms,
     )  # fmt: skip

@@ -16,14 +16,14 @@ from uuid import UUID, uuid5
 
 from celery import Celery
 
-from cystore import GetStatus, Message
+from cystore import Message
 from cystore.celery import homes
 from cystore.celery.base import records
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.eta import publishing, waiting
+from cystore.celery.eta import delivered, publishing, waiting
 from cystore.celery.schedules import due_times, entries
 from cystore.celery.schedules.due_times import ScheduleError
-from cystore.celery.schedules.entries import ALL, GROUP, QUEUE_ID, RUNS, SKIP, TOPIC, Entry
+from cystore.celery.schedules.entries import ALL, RUNS, SKIP, TOPIC, Entry
 from cystore.clock import now_ms
 
 if TYPE_CHECKING:
@@ -38,25 +38,28 @@ SENT, MISSED, FAILED = "SENT", "MISSED", "FAILED"  # tags of the history
 
 def is_due(store: MessageStore) -> bool:
     """Whether a delivered schedule was not run yet."""
-    return store.groups.pull(GROUP, TOPIC, QUEUE_ID, 1).status is GetStatus.FOUND
+    return delivered.is_there(store, TOPIC)
 
 
 def run_due(app: Celery, store: MessageStore) -> tuple[int, bool]:
     """Runs delivered schedules; returns their number, and whether more are there. Raises the store's errors."""
-    found = store.groups.pull(GROUP, TOPIC, QUEUE_ID, STEP_SCHEDULES)
-    if found.status is not GetStatus.FOUND:
-        if found.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY):
-            store.groups.commit(GROUP, TOPIC, QUEUE_ID, found.next_offset)
-        return 0, False
-    for message in found.messages:
+
+    def handle(message: Message) -> bool:
         try:
             entry = entries.parse(message)
         except ScheduleError as error:
             log.error("%s: %s; it is left out", store.path, error)
-        else:
+            return True
+        try:
             _run(app, store, entry)
-        store.groups.commit(GROUP, TOPIC, QUEUE_ID, (message.queue_offset or 0) + 1)
-    return len(found.messages), True
+        except ScheduleError as error:  # this process does not know the time zone, or lacks the package ephem
+            log.error("schedule %s is paused: %s", entry.name, error)
+            paused = entries.message_of(store, replace(entry, serial=entry.serial + 1, enabled=False))
+            store.put_many([paused, _line(entry, FAILED, None, str(error))])
+        return True
+
+    done, _, more = delivered.take(store, TOPIC, STEP_SCHEDULES, handle)
+    return done, more
 
 
 def _run(app: Celery, store: MessageStore, entry: Entry) -> None:
@@ -107,7 +110,7 @@ def _sent(app: Celery, store: MessageStore, entry: Entry) -> list[Message]:
         log.error("schedule %s cannot send %s: %s: %s", entry.name, entry.task, type(error).__name__, error)
         return [_line(entry, FAILED, task_id, f"{type(error).__name__}: {error}"[:1000])]
     message = Message(
-        topic=waiting.TOPIC, body=record, queue_id=waiting.QUEUE_ID, keys=(records.key_of(task_id),),
+        topic=waiting.TOPIC, body=record, queue_id=delivered.QUEUE_ID, keys=(records.key_of(task_id),),
         properties={"task": records.kept_name(entry.task)},
     )  # fmt: skip
     return [message, _line(entry, SENT, task_id)]

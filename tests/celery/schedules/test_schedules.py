@@ -137,7 +137,7 @@ def test_missed_runs_follow_their_rule(app, store, monkeypatch, missed, outcomes
 def test_a_kill_between_a_run_and_its_note_repeats_nothing(app, store):
     entries.add(store, "pulse", "shop.pulse", {"every_ms": 3_600_000})
     due_now(app, "pulse")
-    store.groups.commit(entries.GROUP, entries.TOPIC, entries.QUEUE_ID, 0)  # as if it had not been noted
+    store.groups.commit(entries.TOPIC, entries.TOPIC, 0, 0)  # as if it had not been noted
     turn(app)
     assert len(lines(app, "pulse")) == 1 and len(sent(app)) == 1
 
@@ -158,6 +158,24 @@ def test_the_apps_own_schedule_is_taken_over_and_others_stay(app, store):
     assert entries.get(store, "code").serial == serial, "what did not change is left alone"
     assert entries.get(store, "gone") is None and set(scheduler.schedule) == {"code", "mine"}
     assert 0 < scheduler.tick() <= 1.0
+
+
+def test_a_schedule_that_this_process_cannot_compute_is_paused(app, store):
+    entries.add(store, "far", "shop.far", {"crontab": "0 0 * * *", "timezone": "UTC"})
+    known = entries.get(store, "far")
+    entries.change(store, entries.replace(known, when={"crontab": "0 0 * * *", "timezone": "Mars/A"}))
+    entries.add(store, "good", "shop.good", {"every_ms": 3_600_000})
+    due_now(app, "far")
+    due_now(app, "good")
+    ((outcome, line),) = lines(app, "far")
+    assert outcome == runs.FAILED and "Mars/A" in line["error"]
+    assert not entries.get(store, "far").enabled and lines(app, "good")[0][0] == runs.SENT
+
+
+def test_a_command_makes_no_store(run, tmp_path):
+    for words in (("add", "a", "b", "--every", "1m"), ("delete", "a")):
+        assert "no store" in run("schedules", *words, code=2).output
+    assert not (tmp_path / "store").exists()
 
 
 def test_beat_finds_the_scheduler_by_its_short_name():
@@ -184,6 +202,7 @@ def test_what_cannot_be_kept_or_called_is_named_and_stops_no_other(app, store):
 
 
 def test_the_command_makes_shows_and_ends_schedules(run, rows):
+    run("create")
     run("schedules", "add", "pulse", "shop.pulse", "--every", "30m", "--args", "[1]", "--queue", "fast")
     run("schedules", "add", "nightly", "shop.clean", "--crontab", "30 2 * * *", "--timezone", "Europe/Berlin")
     assert {row["name"] for row in rows("schedules", "list")} == {"pulse", "nightly"}
