@@ -32,7 +32,7 @@ from cystore._native.record.message cimport (
     Message, PutArguments, PutResult, given_body, message_view, put_result
 )
 from cystore._native.record.properties cimport (
-    property_buffer, property_room, put_delay, put_due, put_expiry, put_properties
+    property_buffer, property_room, put_expiry, put_properties, put_wait
 )
 from cystore._native.append.put cimport (
     FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_DELAY_MS,
@@ -251,9 +251,9 @@ cdef class Appender(AppendLoop):
             raise MessageIllegalError(f"delay_level: {level}, this store has levels 1 to {self.delay_levels} "
                                       "(message_delay_level)")
         if not takes_queue_offset(item.sys_flag):
-            item.properties_len = put_delay(buffer, begin, level, NULL, 0, 0)
+            item.properties_len = put_wait(buffer, begin, level, 0, NULL, 0, 0)
             return 0
-        item.properties_len = put_delay(buffer, begin, level, item.topic, item.topic_len, item.queue_id)
+        item.properties_len = put_wait(buffer, begin, level, 0, item.topic, item.topic_len, item.queue_id)
         self._topic(SCHEDULE_TOPIC, level - 1, item)
         self._finish(item)
         if item.size + longer + <int64_t>DELAY_PROPERTY_ROOM + BLANK_SIZE_MIN > self.file_bytes:
@@ -290,9 +290,9 @@ cdef class Appender(AppendLoop):
         if due <= now:
             return 0
         if not takes_queue_offset(item.sys_flag):
-            item.properties_len = put_due(buffer, begin, due, NULL, 0, 0)
+            item.properties_len = put_wait(buffer, begin, 0, due, NULL, 0, 0)
             return 0
-        item.properties_len = put_due(buffer, begin, due, item.topic, item.topic_len, item.queue_id)
+        item.properties_len = put_wait(buffer, begin, 0, due, item.topic, item.topic_len, item.queue_id)
         self._topic(SCHEDULE_TOPIC, TIMER_QUEUE_ID, item)
         self._begin_timer()
         if now >= self.look_ms:

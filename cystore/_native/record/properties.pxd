@@ -159,10 +159,7 @@ cdef inline int put_properties(property_buffer* buffer, PyObject* keys, PyObject
 # Adds the expiry time to the property string that began at `begin`. Returns the string's length.
 cdef int put_expiry(property_buffer* buffer, int32_t begin, int64_t expires_at_ms) except -1
 
-# Adds the delay level to the property string that began at `begin`, and the topic and queue of the delivery unless
-# `topic` is NULL. Returns the string's length.
-cdef int put_delay(property_buffer* buffer, int32_t begin, int32_t level, const uint8_t* topic, int32_t topic_len,
-                   int32_t queue_id) except -1
-# The same for a due time, ms.
-cdef int put_due(property_buffer* buffer, int32_t begin, int64_t due_ms, const uint8_t* topic, int32_t topic_len,
-                 int32_t queue_id) except -1
+# Adds the delay level, or if that is 0 the due time (ms), to the property string that began at `begin`; and the topic
+# and queue of the delivery unless `topic` is NULL. Returns the string's length.
+cdef int put_wait(property_buffer* buffer, int32_t begin, int32_t level, int64_t due_ms, const uint8_t* topic,
+                  int32_t topic_len, int32_t queue_id) except -1

@@ -205,32 +205,19 @@ cdef int _put_bytes(property_buffer* buffer, const char* name, int length, const
     return 0
 
 
-cdef int _put_number(property_buffer* buffer, const char* name, int length, int32_t value, int32_t begin) except -1:
-    cdef char[16] text
-    cdef int digits = snprintf(text, 16, "%d", value)
+cdef int _put_number(property_buffer* buffer, const char* name, int length, int64_t value, int32_t begin) except -1:
+    cdef char[24] text
+    cdef int digits = snprintf(text, 24, "%lld", <long long>value)
     return _put_bytes(buffer, name, length, <const uint8_t*>text, digits, begin)
 
 
-cdef int put_delay(property_buffer* buffer, int32_t begin, int32_t level, const uint8_t* topic, int32_t topic_len,
-                   int32_t queue_id) except -1:
+cdef int put_wait(property_buffer* buffer, int32_t begin, int32_t level, int64_t due_ms, const uint8_t* topic,
+                  int32_t topic_len, int32_t queue_id) except -1:
     cdef int32_t limit = <int32_t>(PROPERTIES_BYTES_MAX - DELAY_PROPERTY_ROOM)
-    _put_number(buffer, PROPERTY_DELAY, PROPERTY_DELAY_BYTES, level, begin)
-    if topic != NULL:
-        _put_bytes(buffer, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, topic, topic_len, begin)
-        _put_number(buffer, PROPERTY_REAL_QID, PROPERTY_REAL_QID_BYTES, queue_id, begin)
-    if buffer.length - begin > limit:
-        raise MessageIllegalError(
-            f"properties: {buffer.length - begin} bytes, at most {limit} for a delayed message (keys and tags "
-            "included)")
-    return buffer.length - begin
-
-
-cdef int put_due(property_buffer* buffer, int32_t begin, int64_t due_ms, const uint8_t* topic, int32_t topic_len,
-                 int32_t queue_id) except -1:
-    cdef int32_t limit = <int32_t>(PROPERTIES_BYTES_MAX - DELAY_PROPERTY_ROOM)
-    cdef char[24] text
-    cdef int digits = snprintf(text, 24, "%lld", <long long>due_ms)
-    _put_bytes(buffer, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES, <const uint8_t*>text, digits, begin)
+    if level:
+        _put_number(buffer, PROPERTY_DELAY, PROPERTY_DELAY_BYTES, level, begin)
+    else:
+        _put_number(buffer, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES, due_ms, begin)
     if topic != NULL:
         _put_bytes(buffer, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, topic, topic_len, begin)
         _put_number(buffer, PROPERTY_REAL_QID, PROPERTY_REAL_QID_BYTES, queue_id, begin)
@@ -242,9 +229,7 @@ cdef int put_due(property_buffer* buffer, int32_t begin, int64_t due_ms, const u
 
 
 cdef int put_expiry(property_buffer* buffer, int32_t begin, int64_t expires_at_ms) except -1:
-    cdef char[24] text
-    cdef int digits = snprintf(text, 24, "%lld", <long long>expires_at_ms)
-    _put_bytes(buffer, PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES, <const uint8_t*>text, digits, begin)
+    _put_number(buffer, PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES, expires_at_ms, begin)
     buffer.expires = True
     if buffer.length - begin > <int32_t>PROPERTIES_BYTES_MAX:
         raise MessageIllegalError(
