@@ -7,6 +7,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 import os
+from weakref import WeakKeyDictionary
 
 from cystore.errors import StoreError, SyncFailedError
 
@@ -50,6 +51,9 @@ cdef int MADV_PAGEOUT = 21      # Linux 5.4
 cdef int MADV_POPULATE_WRITE = 23  # Linux 5.14; older C libraries do not name it
 cdef Py_ssize_t PAGE = os.sysconf("SC_PAGESIZE")
 cdef Py_ssize_t LONG_SYNC = 64 * 1024  # bytes; a shorter sync costs less than the page faults after it
+
+# The ranges of a sparse file that are mapped, by its MappedFile; the rest is memory.
+cdef object _parts = WeakKeyDictionary()
 
 cdef enum:
     COPIED_BELOW = 64 << 10   # a shorter range of a sparse file is copied, not mapped
@@ -152,11 +156,13 @@ cdef class MappedFile:
             raise StoreError(f"the file has {status.st_size} bytes, expected {length}", path=self.path)
         self._map(-1, base, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
         self.copied = True
+        parts = _parts[self] = []
         for begin, end in data:
             self._check(begin, end)
             if begin % PAGE == 0 and end - begin >= <Py_ssize_t>COPIED_BELOW:
                 if mmap(self.address + begin, end - begin, protection, flags, fd, begin) == MAP_FAILED:
                     raise OSError(errno, os.strerror(errno), self.path)
+                parts.append((begin, end))
                 continue
             while begin < end:
                 done = pread(fd, self.address + begin, end - begin, begin)
@@ -316,12 +322,23 @@ cdef class MappedFile:
 
     def let_pages_go(self, Py_ssize_t end):
         """Removes the file's pages below `end` from this process's memory. They stay in the page cache with their
-        changes; the next access is a page fault. A private, copied or anonymous mapping has data of its own and keeps
-        its pages, as does a locked one. Raises OSError."""
-        cdef bint done
+        changes; the next access is a page fault. What is no page of a file stays: a private mapping that was written
+        to, copied parts, anonymous memory. So does a locked mapping. Raises OSError."""
+        cdef bint done = True
+        cdef Py_ssize_t first, last
         self._check(0, end)
-        with nogil:
-            done = self._let_pages_go(0, end)
+        if self.locked or self.inode == 0 or (self.private and self.touched):
+            return
+        if self.private or self.copied:
+            # With the GIL: a writer calls `mark_written` before its first byte, so it cannot begin in between.
+            for first, last in _parts.get(self, ((0, self.length),)):
+                last = min(last, end)
+                last -= last % PAGE
+                if first < last and madvise(self.address + first, last - first, MADV_DONTNEED):
+                    done = False
+        else:
+            with nogil:
+                done = self._let_pages_go(0, end)
         if not done:
             raise OSError(errno, os.strerror(errno), self.path)
 

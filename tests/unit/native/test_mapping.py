@@ -210,6 +210,35 @@ def test_pages_that_are_let_go_leave_this_process_and_lose_nothing(path):
             file.let_pages_go(end)
 
 
+def test_a_private_mapping_is_let_go_until_it_is_written(path):
+    """Seen: a search over a store that nobody else had open kept the whole log in its process's memory."""
+    file = files.map_file(path, 0, 3 * PAGE, private=True)
+    before = file.read(0, 3 * PAGE)
+    assert resident_pages(path) > 0
+    file.let_pages_go(file.length)
+    assert resident_pages(path) == 0 and file.read(0, 3 * PAGE) == before
+    file.write(PAGE, b"hello")
+    file.let_pages_go(file.length)
+    assert file.read(PAGE, 5) == b"hello" and path.read_bytes() == before
+
+
+def test_the_parts_of_a_sparse_file_are_let_go_and_the_copied_ones_stay(tmp_path):
+    path, half = tmp_path / "sparse", 1 << 20
+    with open(path, "wb") as opened:
+        opened.write(bytes(range(256)) * (half // 256))
+        opened.seek(2 * half + 10)
+        opened.write(b"end")
+        opened.truncate(3 * half)
+    with open(path, "rb") as opened:
+        data = [(0, half), (2 * half, 2 * half + PAGE)]
+        file = MappedFile.of_sparse(opened.fileno(), path, 0, 3 * half, data, private=True)
+    before = file.read(0, 3 * half)
+    assert resident_pages(path) > 0
+    file.let_pages_go(file.length)
+    assert resident_pages(path) == 0
+    assert file.read(0, 3 * half) == before == path.read_bytes()
+
+
 def test_memory_that_is_no_file_is_never_let_go(path):
     private, anonymous = files.map_file(path, 0, 3 * PAGE, private=True), MappedFile.anonymous(0, PAGE)
     with open(path, "rb") as opened:
