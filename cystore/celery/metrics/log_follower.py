@@ -11,14 +11,16 @@ over the end of the log, without counting: so it knows the tasks that have not e
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from cystore import MessageStore, clock
 from cystore.celery.base import events
 from cystore.celery.base.events import Event
+from cystore.celery.eta import waiting
 from cystore.celery.lifecycle.task_lives import number_of, text_of
 from cystore.celery.metrics.event_reader import EventReader, first_offset
 from cystore.celery.metrics.places import Histogram, Place
-from cystore.celery.metrics.task_counts import Present, Task, TaskCounts
+from cystore.celery.metrics.task_counts import OPEN_MOST, Present, Task, TaskCounts
 from cystore.celery.metrics.worker_signs import WorkerSigns
 from cystore.metrics.text import NAMES_MOST, UNFINISHED_S, Kind, Metric, Samples
 
@@ -49,12 +51,21 @@ class LogFollower:
         if self._reader.begin(store, end):
             self.counts.forget_tasks()
             self.workers.clear()
+            self._begin_with_waiting(store)
         for event in self._reader.read(store, end, self._look_s):
             self._take(event)
         self.workers.settle()
         if not self.counts.taken and events.EVENTS not in store.topics():
             return []
         return [*self._counters(end), *self._gauges(store)]
+
+    def _begin_with_waiting(self, store: MessageStore) -> None:
+        """Learns which tasks wait for their ETA in the store, those that are due next if there are very many."""
+        until_s, now = clock.monotonic_s() + self._look_s, clock.now_ms()
+        for task in islice(waiting.waiting(store), OPEN_MOST):
+            self.counts.keeps(task, now)
+            if clock.monotonic_s() >= until_s:
+                return
 
     def _take(self, event: Event) -> None:
         details = event.details
@@ -120,6 +131,7 @@ class LogFollower:
                 "Tasks without an end, and without an event for long.",
                 "unfinished",
             ),
+            ("cystore_tasks_eta_waiting", "Tasks that are sent and not due yet.", "eta"),
             ("cystore_tasks_lost", "Tasks whose process ended while it ran them.", "lost"),
         ):
             yield Metric(name, "gauge", text, [(place.labels, getattr(one, field)) for place, one in found])

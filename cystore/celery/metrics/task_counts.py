@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from cystore.celery.base import events
 from cystore.celery.base.events import Event
+from cystore.celery.eta.waiting import WaitingTask
 from cystore.celery.lifecycle.task_lives import ENDS, LATE_SENT_MS, moment_ms, number_of, text_of
 from cystore.celery.metrics.places import OTHER, Place, Places
 
@@ -28,9 +29,9 @@ class Task:
         "begun_try", "due_ms", "newest_at", "newest_ms", "pid", "place", "sent_ms", "sent_try", "stage", "started_ms",
     )  # fmt: skip
 
-    def __init__(self, place: Place, event: Event) -> None:
+    def __init__(self, place: Place, time_ms: int, physical_offset: int) -> None:
         self.place, self.stage = place, WAITING
-        self.newest_ms, self.newest_at = event.time_ms, event.physical_offset
+        self.newest_ms, self.newest_at = time_ms, physical_offset
         self.sent_try = self.begun_try = -1  # the newest try that was sent, and that has begun
         self.sent_ms = self.due_ms = self.started_ms = self.pid = 0
 
@@ -48,6 +49,7 @@ class Present(NamedTuple):
     oldest_s: float = 0.0
     unfinished: int = 0
     lost: int = 0
+    eta: int = 0
 
 
 class TaskCounts:
@@ -65,6 +67,12 @@ class TaskCounts:
         """Forgets the single tasks: another log follows. Counts stay."""
         self._open.clear()
         self._ended.clear()
+
+    def keeps(self, task: WaitingTask, time_ms: int) -> None:
+        """Takes in a task that waits in the store for its ETA: its events may be older than the reader looks back."""
+        known = Task(self.places.of(task.name, task.message.routing_key), time_ms, task.physical_offset)
+        known.due_ms = task.due_ms
+        self._opened(task.task_id, known)
 
     def take(self, event: Event, details: Mapping[str, Any], *, counts: bool) -> None:
         """Takes in the next event. Without `counts` only the tasks are followed: it is older than this reader."""
@@ -108,7 +116,7 @@ class TaskCounts:
         ):
             return  # its next try is further already: another process writes its events
         if task is None or (task.stage == ENDED and kind not in ENDS):
-            task = Task(place, event)
+            task = Task(place, event.time_ms, event.physical_offset)
         task.place, task.newest_ms, task.newest_at = place, event.time_ms, event.physical_offset
         if kind in ENDS:
             task.stage, task.begun_try = ENDED, max(task.begun_try, retries)
@@ -120,6 +128,10 @@ class TaskCounts:
         elif kind == events.RETRIED and not task.due_ms:
             wait_s = number_of(details, "countdown") or 0
             task.due_ms = moment_ms(text_of(details, "eta")) or event.time_ms + int(min(wait_s, 1e12) * 1000)
+        elif kind == events.SCHEDULED:
+            task.due_ms = moment_ms(text_of(details, "eta")) or task.due_ms
+        elif kind == events.FIRED:
+            task.due_ms = min(task.due_ms, event.time_ms)  # perhaps before its ETA
         if kind in (events.RETRIED, events.REDELIVERED, REQUEUED):
             task.stage = WAITING
         self._opened(task_id, task)
@@ -149,7 +161,7 @@ class TaskCounts:
         if task is None or task.stage == ENDED:
             if details.get("home"):
                 return  # the store that has its result has its other events, too
-            task = Task(place, event)
+            task = Task(place, event.time_ms, event.physical_offset)
         # A retry sends its message before it ends the run.
         task.sent_try, task.sent_ms, task.due_ms = retries, event.time_ms, due_ms
         task.newest_ms, task.newest_at = event.time_ms, event.physical_offset
@@ -163,10 +175,10 @@ class TaskCounts:
         self, now_ms: int, old_ms: int, first_offset: int, is_gone: Callable[[Task], bool]
     ) -> Iterator[tuple[Place, Present]]:
         """The open tasks of each place. `old_ms`: the age from which on a task is unfinished. A task whose newest
-        event the log does not have any more is forgotten."""
-        found: dict[Place, list[float]] = {place: [0, 0, 0.0, 0, 0] for place in self.places}
+        event the log does not have any more is forgotten, unless it waits for its ETA."""
+        found: dict[Place, list[float]] = {place: [0, 0, 0.0, 0, 0, 0] for place in self.places}
         for task_id, task in list(self._open.items()):
-            if task.newest_at < first_offset:
+            if task.newest_at < first_offset and task.due_ms <= now_ms:
                 del self._open[task_id]
                 continue
             numbers = found[task.place]
@@ -176,9 +188,11 @@ class TaskCounts:
             elif task.due_ms <= now_ms:
                 numbers[1] += 1
                 numbers[2] = max(numbers[2], (now_ms - task.since_ms) / 1000)
+            else:
+                numbers[5] += 1
             numbers[3] += now_ms - max(task.newest_ms, task.due_ms) >= old_ms
-        for place, (in_flight, waiting, oldest_s, unfinished, lost) in found.items():
-            yield place, Present(int(in_flight), int(waiting), oldest_s, int(unfinished), int(lost))
+        for place, (in_flight, waiting, oldest_s, unfinished, lost, eta) in found.items():
+            yield place, Present(int(in_flight), int(waiting), oldest_s, int(unfinished), int(lost), int(eta))
 
 
 def _keep(tasks: OrderedDict[str, Task], task_id: str, task: Task, most: int) -> bool:

@@ -10,10 +10,13 @@ import subprocess
 import sys
 
 import pytest
+from celery import Celery
 
 import cystore
 from cystore._native.record.message import Message
 from cystore.celery.base import events
+from cystore.celery.eta import waiting
+from cystore.celery.lifecycle.payload import LoggedMessage
 from cystore.celery.metrics import log_follower, task_counts
 from cystore.celery.metrics.log_follower import LogFollower
 from cystore.clock import now_ms
@@ -110,6 +113,32 @@ def test_a_retry_waits_again(store):
     found = told(store, event(events.STARTED, "t", retries=1), event(events.SUCCEEDED, "t", retries=1))
     assert found.sum("cystore_task_wait_seconds_count", queue="q") == 2
     assert found.sum("cystore_task_wait_seconds_sum") < 60  # it began before it was due
+
+
+def test_tasks_that_wait_for_their_eta(url):
+    """Also those whose events are older than a new reader looks back: the store itself knows them."""
+    app = Celery("eta", broker="memory://", backend=url, set_as_current=False)
+    store, due_ms = app.backend.store, now_ms() + 3_600_000
+    for name in ("fired", "cancelled", "waits"):
+        headers = {"id": name, "task": "app.later"}
+        message = LoggedMessage(headers, {}, b"[]", "application/json", "utf-8", None, "", "slow")
+        body = waiting.body_of(message, [])
+        waiting.put(store, waiting.parse(body, due_ms, 0), body)
+    reader = LogFollower()
+
+    def found() -> float:
+        return Scrape.of(reader.look(store)).sum("cystore_tasks_eta_waiting", name="app.later", queue="slow")
+
+    write(store, [event(events.SENT, "other")])
+    assert found() == 3
+    write(store, [event(events.FIRED, "fired", "app.later", queue="slow")])
+    assert found() == 2  # before its ETA
+    write(store, [event(events.CANCELLED, "cancelled", "app.later", queue="slow")])
+    write(
+        store, [event(events.SCHEDULED, "more", "app.later", queue="slow", eta="2999-01-01T00:00:00+00:00")]
+    )
+    assert found() == 2
+    assert Scrape.of(LogFollower().look(store)).sum("cystore_tasks_waiting", name="app.later") == 1
 
 
 def test_tries_that_overtake_each_other(store):
