@@ -466,15 +466,12 @@ class MessageStore(
         sync flush also FlushFailedError and StoreTimeoutError, whose `results` hold the messages that were appended.
         """
         if dedup_key is not None:
-            others = unique_key, deliver_at_ms, delay_ms
-            if whole("delay_level", delay_level, 0) or any(one is not None for one in others):
-                raise MessageIllegalError(
-                    "dedup_key: goes with neither unique_key nor delay_level nor a time"
-                )
+            if whole("delay_level", delay_level, 0) or unique_key is not None:
+                raise MessageIllegalError("dedup_key: goes with neither unique_key nor delay_level")
             return self.put_once(
                 topic, body, dedup_key=dedup_key, window_ms=self.config.dedup_window_ms, queue_id=queue_id, keys=keys,
                 tags=tags, properties=properties, flag=flag, flush=flush, busy_timeout_ms=busy_timeout_ms,
-                expires_at_ms=expires_at_ms,
+                expires_at_ms=expires_at_ms, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms,
             ).place  # fmt: skip
         return self._revive().put(
             topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag, flush=flush,

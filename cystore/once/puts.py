@@ -79,9 +79,13 @@ def put_once(
 
 
 def _known(parts: Attachment, topic: str, key: str, window_ms: int) -> PutResult | None:
-    """The oldest message of the window with the key that readers of the topic get. A store timestamp ahead of the clock
-    is inside of every window. An unconfirmed message counts: readers get it soon."""
+    """The message with the key that waits for its delivery, or the oldest one of the window that readers of the topic
+    get. A store timestamp ahead of the clock is inside of every window. An unconfirmed message counts: readers get it
+    soon."""
     parts.control.commit()
+    waiting = parts.withdrawals.waiting_once(topic, key)  # first: what leaves meanwhile is in the topic then
+    if waiting is not None:
+        return place_of(waiting)
     begin_ms = max(clock.now_ms(parts.control) - window_ms, 0)
     reader = parts.reader
     for message in reversed(reader.query(topic, key, INT32_MAX, begin_ms=begin_ms, read_end=WROTE)):

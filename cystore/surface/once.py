@@ -31,6 +31,8 @@ class StoreOnce(StoreHandle):
         flush: str | None = None,
         busy_timeout_ms: int | None = None,
         expires_at_ms: int | None = None,
+        deliver_at_ms: int | None = None,
+        delay_ms: int | None = None,
     ) -> PutOnce:
         """`put`, unless the topic got a message with this `dedup_key` within the last `window_ms`: then nothing is put.
         Gives the message's place, and whether this call made it.
@@ -38,8 +40,8 @@ class StoreOnce(StoreHandle):
         The key is the message's unique key, so `query` finds it, and a message that was put with ``unique_key=`` counts
         too. This holds for all processes and threads, and after a kill: if a caller does not know whether its put
         succeeded, it repeats the call. With sync flush the answer comes when the message is durable, also if another
-        call put it. A message that readers do not get does not count: it expired, was cleaned or damaged, or its topic
-        was deleted.
+        call put it. A message that waits for its delivery counts as long as it waits, whatever the window. A message
+        that readers do not get does not count: it expired, was cancelled, cleaned or damaged, or its topic was deleted.
 
         Raises StoreTimeoutError when another process has been putting the same key for busy_timeout_ms,
         StoreConfigError for a store without an index (message_index_enable), and the errors of `put`.
@@ -49,5 +51,5 @@ class StoreOnce(StoreHandle):
         return put_once(
             self, topic, body, dedup_key, window_ms, flush=flush, busy_timeout_ms=busy_timeout_ms,
             put={"queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
-                 "expires_at_ms": expires_at_ms},
+                 "expires_at_ms": expires_at_ms, "deliver_at_ms": deliver_at_ms, "delay_ms": delay_ms},
         )  # fmt: skip

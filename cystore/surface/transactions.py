@@ -30,23 +30,26 @@ class StoreTransactions(StoreHandle):
         flag: int = 0,
         producer_group: str = "cystore",
         flush: str | None = None,
+        deliver_at_ms: int | None = None,
+        delay_ms: int | None = None,
     ) -> HalfMessage:
         """Puts a *half message*. Readers of its topic get it only after `commit`, and never after `rollback`.
 
-        The arguments are those of `put`; there are no delay levels. The answer is the handle of the transaction. It
-        can be pickled, and any process of the store may end the transaction. Source:
+        The arguments are those of `put`; there are no delay levels. With `deliver_at_ms` (ms since the epoch) or
+        `delay_ms` (from now on) the committed message waits until then. The answer is the handle of the transaction.
+        It can be pickled, and any process of the store may end the transaction. Source:
         TransactionalMessageBridge.putHalfMessage. Raises the errors of `put`.
         """
         from cystore.transactions.transactions import Transactions
 
         return Transactions(self).begin(
             topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag,
-            producer_group=producer_group, flush=flush,
+            producer_group=producer_group, flush=flush, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms,
         )  # fmt: skip
 
     def commit(self, half: HalfMessage | str, *, flush: str | None = None) -> PutResult:
         """Puts the message of a transaction (a handle, or its id) to its own topic, and ends the transaction; returns
-        the message's place.
+        the message's place. If `begin` gave it a time that is not over, it waits until then.
 
         A kill leaves both or none, so the message appears once. Raises TransactionError when the transaction is ended
         already or unknown, PageCacheBusyError, and the errors of `put`. While other ends may be unknown, because the

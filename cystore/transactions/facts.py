@@ -16,7 +16,7 @@ from cystore._native.memory.control import WROTE
 from cystore._native.record.message import Message
 from cystore.attachment.attachment import Attachment
 from cystore.errors import CorruptRecordError, OffsetError
-from cystore.layout import DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC
+from cystore.layout import DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 from cystore.transactions.half import HalfMessage, checks_of, ended_offset
 
 COUNT_MAX = (1 << 31) - 1
@@ -57,14 +57,17 @@ class LogFacts:
         if any(ended_offset(note) == half.queue_offset for note in notes):
             return Verdict(True, places=places)
         messages = self._query(half.topic, half)
-        if any(message.prepared_transaction_offset == half.physical_offset for message in messages):
+        waiting = self._query(SCHEDULE_TOPIC, half)  # committed, and delivered at its time
+        if any(one.prepared_transaction_offset == half.physical_offset for one in [*messages, *waiting]):
             return Verdict(True, places=places)
         if self._query(DISCARDED_TOPIC, half):
             return Verdict(True, places=places)
         for copy in self._query(HALF_TOPIC, half):
             if copy.queue_offset > half.queue_offset and checks_of(copy) > stored_checks:
                 return Verdict(True, places=places)
-        return Verdict(False, DAMAGED_NOTE if notes.damaged or messages.damaged else "", places)
+        return Verdict(
+            False, DAMAGED_NOTE if notes.damaged or messages.damaged or waiting.damaged else "", places
+        )
 
     def _query(self, topic: str, half: HalfMessage) -> QueryResult:
         if half.id.startswith("half-"):  # no unique key, so the index has nothing of it

@@ -12,7 +12,18 @@ from typing import NamedTuple
 from cystore._native.record.message import Message, PutResult, due_message
 from cystore._native.record.properties import changed_properties, message_for_topic
 from cystore.errors import MessageIllegalError
-from cystore.layout import CONSTANTS, DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC, OWN_TOPICS, refuse_own_topic
+from cystore.layout import (
+    BLANK_SIZE_MIN,
+    CONSTANTS,
+    DISCARDED_TOPIC,
+    HALF_TOPIC,
+    OP_TOPIC,
+    OWN_TOPICS,
+    SCHEDULE_TOPIC,
+    refuse_own_topic,
+)
+from cystore.services.delay.delivery_progress import DUE
+from cystore.services.delay.timer import TIMER_QUEUE_ID
 
 OUTCOME = "TRANSACTION_OUTCOME"
 COMMITTED, ROLLED_BACK, ASKED_AGAIN, DISCARDED = "commit", "rollback", "again", "discard"
@@ -23,7 +34,10 @@ RESERVED = (PREPARED, PRODUCER_GROUP, CHECK_TIMES)  # `put` refuses REAL_TOPIC a
 ENDED_TAG = "d"  # TransactionalMessageUtil.REMOVETAG
 MARK_TAG = "m"  # of a record that ends no half message: notes before it are lost, and later half messages have theirs
 OFFSET_DIGITS_MAX = 19
+DUE_DIGITS_MAX = 17  # as of EXPIRES_AT_MS
 PROPERTIES_BYTES_MAX = CONSTANTS["PROPERTIES_BYTES_MAX"][0]
+DELIVERY_ROOM = CONSTANTS["DELAY_PROPERTY_ROOM"][0]  # bytes that the delivery of a waiting message adds
+FIXED_BYTES_MAX = CONSTANTS["RECORD_HEAD_BYTES_MAX"][0] + CONSTANTS["RECORD_TAIL_FIXED_BYTES"][0]
 
 
 class HalfMessage(NamedTuple):
@@ -42,8 +56,8 @@ class HalfMessage(NamedTuple):
     begun_ms: int
 
 
-def half_of(message: Message, host: bytes, producer_group: str) -> Message:
-    """The half message for a message that is to be put. Raises MessageIllegalError."""
+def half_of(message: Message, host: bytes, producer_group: str, due_ms: int | None = None) -> Message:
+    """The half message for a message that is to be put, and to wait until then. Raises MessageIllegalError."""
     refuse_own_topic(message.topic)
     notes = {
         PREPARED: "true",
@@ -51,6 +65,8 @@ def half_of(message: Message, host: bytes, producer_group: str) -> Message:
         REAL_TOPIC: message.topic,
         REAL_QUEUE: str(message.queue_id),
     }
+    if due_ms is not None:
+        notes[DUE] = str(due_ms)
     half = message_for_topic(message, HALF_TOPIC, 0, changed_properties(b"", notes), host)
     given = {} if message.properties is None else dict(message.properties.items())
     if "INNER_MULTI_DISPATCH" in given:
@@ -98,14 +114,35 @@ def checks_of(stored: Message) -> int:
     return int(times) if times.isascii() and times.isdecimal() and len(times) <= OFFSET_DIGITS_MAX else 0
 
 
-def committed_of(stored: Message, half: HalfMessage) -> Message:
-    """The message that consumers get (EndTransactionProcessor.endMessageTransaction)."""
-    properties = changed_properties(stored.properties_bytes, {}, (PREPARED, REAL_TOPIC, REAL_QUEUE))
+def check_room_to_wait(half: Message, topic: str, file_bytes: int) -> None:
+    """Refuses a message whose record the log could not take when it is delivered. Raises MessageIllegalError."""
+    properties = len(half.properties_bytes or b"") + DELIVERY_ROOM
+    if properties > PROPERTIES_BYTES_MAX:
+        raise MessageIllegalError(
+            f"properties: {properties - DELIVERY_ROOM} bytes with those of the transaction, at most "
+            f"{PROPERTIES_BYTES_MAX - DELIVERY_ROOM} for a delayed message"
+        )
+    size = FIXED_BYTES_MAX + len(half.body) + max(len(topic), len(SCHEDULE_TOPIC)) + properties
+    if size + BLANK_SIZE_MIN > file_bytes:
+        raise MessageIllegalError(
+            f"body: delivered, the record has up to {size} bytes, a whole commit log file {file_bytes}"
+        )
+
+
+def committed_of(stored: Message, half: HalfMessage, now_ms: int = 0) -> Message:
+    """The message that consumers get (EndTransactionProcessor.endMessageTransaction), now or at the time that it waits
+    for."""
+    due = stored.properties.get(DUE, "")
+    topic, queue_id = half.topic, half.queue_id
+    left_out: tuple[str, ...] = (PREPARED, REAL_TOPIC, REAL_QUEUE, DUE)
+    if due.isascii() and due.isdecimal() and len(due) <= DUE_DIGITS_MAX and int(due) > now_ms:
+        topic, queue_id, left_out = SCHEDULE_TOPIC, TIMER_QUEUE_ID, (PREPARED,)
+    properties = changed_properties(stored.properties_bytes, {}, left_out)
     expires = CONSTANTS["SYS_FLAG_EXPIRES"][0] if stored.expires_at_ms is not None else 0
     return due_message(
         stored,
-        half.topic,
-        half.queue_id,
+        topic,
+        queue_id,
         properties,
         sys_flag=stored.sys_flag & ~CONSTANTS["SYS_FLAG_PREPARED"][0]
         | CONSTANTS["SYS_FLAG_COMMIT"][0]

@@ -48,6 +48,7 @@ from cystore.transactions.half import (
     ROLLED_BACK,
     HalfMessage,
     asked_again_of,
+    check_room_to_wait,
     checks_of,
     committed_of,
     discarded_of,
@@ -100,6 +101,8 @@ class Transactions:
         flag: int = 0,
         producer_group: str = PRODUCER_GROUP,
         flush: str | None = None,
+        deliver_at_ms: int | None = None,
+        delay_ms: int | None = None,
     ) -> HalfMessage:
         """See MessageStore.begin."""
         parts = self._store._writable()
@@ -108,9 +111,14 @@ class Transactions:
         transaction = uuid.uuid4().hex.upper()
         message = Message(
             topic=name, body=body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag,
-            unique_key=transaction,
+            unique_key=transaction, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms,
         )  # fmt: skip
-        half = half_of(message, encode_host(parts.config.store_host, "store_host"), group)
+        due_ms = _due_ms(parts, deliver_at_ms, delay_ms)
+        half = half_of(message, encode_host(parts.config.store_host, "store_host"), group, due_ms)
+        if due_ms is not None:
+            assert parts.appender is not None
+            check_room_to_wait(half, name, parts.commit_log.file_bytes)
+            parts.appender.policy.begin_timer()
         most = parts.config.max_message_size_bytes
         if len(half.body) > most:
             raise MessageIllegalError(
@@ -222,7 +230,7 @@ class Transactions:
                 offset=half.physical_offset,
             ) from error
         if outcome == COMMITTED:
-            return [committed_of(stored, half), op_of(half, outcome)]
+            return [committed_of(stored, half, clock.now_ms(parts.control)), op_of(half, outcome)]
         if outcome == DISCARDED:
             return [discarded_of(stored), op_of(half, outcome)]
         return [asked_again_of(stored), op_of(half, outcome)]
@@ -385,6 +393,24 @@ _COUNTED = {
     ASKED_AGAIN: "asked_again",
     DISCARDED: "discarded",
 }
+
+
+def _due_ms(parts: Attachment, deliver_at_ms: int | None, delay_ms: int | None) -> int | None:
+    """The time until which the committed message waits. At most one is given. Raises MessageIllegalError for one that
+    is too far away."""
+    if deliver_at_ms is None and delay_ms is None:
+        return None
+    now_ms, most_ms = clock.now_ms(parts.control), parts.config.timer_max_delay_s * 1000
+    if deliver_at_ms is not None:
+        due_ms = whole("deliver_at_ms", deliver_at_ms, 1, error=MessageIllegalError)
+    else:
+        due_ms = now_ms + 1 + whole("delay_ms", delay_ms, 0, error=MessageIllegalError)
+    if due_ms - now_ms > most_ms + 1:
+        raise MessageIllegalError(
+            f"{'delay_ms' if deliver_at_ms is None else 'deliver_at_ms'}: the message would wait {due_ms - now_ms} ms, "
+            f"at most {most_ms} (timer_max_delay_s)"
+        )
+    return due_ms
 
 
 def _id_of(half: HalfMessage | str) -> str:

@@ -104,6 +104,15 @@ class DeliveryProgress:
         """The first offset of a queue that may be pending."""
         return max(self.shared.offset(slot), self._control.queue_minimum(slot))
 
+    def waits(self, queue_id: int, queue_offset: int) -> bool:
+        """Whether a message of a queue of delayed messages has not left, as far as it is noted."""
+        slot = self.slots().get(queue_id)
+        if slot is None:  # the queue of the records that cancel
+            return False
+        if slot == self.timer.slot:
+            return self.timer.waits(queue_offset)
+        return queue_offset >= self.offset(slot)
+
     def runs_behind(self) -> dict[int, int]:
         """The ends of the runs whose last messages have no entries, by slot."""
         behind = {}

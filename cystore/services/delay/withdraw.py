@@ -7,6 +7,7 @@ cancels goes to a queue of SCHEDULE_TOPIC_XXXX of which nothing is delivered.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +15,7 @@ from functools import partial
 from cystore import clock
 from cystore._native.append.appender import Appender
 from cystore._native.derived.transfer import carried_due_ms, carried_properties, source_text
-from cystore._native.memory.control import Control
+from cystore._native.memory.control import WROTE, Control
 from cystore._native.record.message import Message, PutResult, due_message
 from cystore._native.record.properties import changed_properties
 from cystore._native.system.failpoint import failpoint
@@ -24,12 +25,19 @@ from cystore.derived.reading.dispatch_help import DispatchHelp
 from cystore.derived.reading.reader import Reader
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import Flusher
-from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreTimeoutError
+from cystore.errors import (
+    CorruptRecordError,
+    MessageIllegalError,
+    OffsetError,
+    StoreLockedError,
+    StoreTimeoutError,
+)
 from cystore.layout import FLAGS, SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.delay.timer import ENDS_QUEUE_ID, TIMER_QUEUE_ID, Due
 from cystore.services.delay.timer_blocks import begin_of
 from cystore.services.delay.transfer import BATCH_MESSAGES, RoomNeededError, Transfer
+from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
 from cystore.value_class import value_class
 
@@ -118,12 +126,7 @@ class Withdrawals:
             raise MessageIllegalError("this store is a slave: ask its master")
         while True:
             room: RoomNeededError | None = None
-            with control.held_if_free("deliver", within_ms=LOCK_WAIT_MS) as turn:
-                if not turn.held:
-                    raise StoreTimeoutError(
-                        f"another process delivers for more than {LOCK_WAIT_MS} ms; try again"
-                    )
-                self._progress.count()
+            with self._turn():
                 timer = self._progress.timer
                 found = find() if timer.slot >= 0 else []
                 waiting = [message for message in found if timer.waits(message.queue_offset)][:BATCH_MESSAGES]
@@ -145,14 +148,58 @@ class Withdrawals:
             elif len(waiting) < BATCH_MESSAGES:
                 return done
 
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The deliver lock; everything that left is noted."""
+        with self._control.held_if_free("deliver", within_ms=LOCK_WAIT_MS) as turn:
+            if not turn.held:
+                if self._control.turn_owner("deliver") == os_threads.native_id():
+                    raise StoreLockedError(
+                        "an interrupted call of this thread delivers messages or ends a transaction: try again when "
+                        "the signal handler has returned"
+                    )
+                raise StoreTimeoutError(
+                    f"another process delivers for more than {LOCK_WAIT_MS} ms; try again"
+                )
+            self._progress.count()
+            yield
+
     # -------------------------------------------------------------------------------------------- finding
 
     def _with_key(self, topic: str, key: str) -> list[Message]:
-        found = self._reader.query(SCHEDULE_TOPIC, key, SAME_KEY_MAX)
+        # One whose `expires_at_ms` is over waits nevertheless: readers leave it out when it is delivered.
+        found = self._reader.query(SCHEDULE_TOPIC, key, SAME_KEY_MAX, with_expired=True)
         return [
             message
             for message in found
             if message.queue_id == TIMER_QUEUE_ID and message.properties.get("REAL_TOPIC") == topic
+        ]
+
+    def waiting_once(self, topic: str, key: str) -> Message | None:
+        """The oldest message with this unique key that waits for its delivery to a topic, whatever it waits for."""
+        if not self._progress.slots():
+            return None
+        self._progress.settle()
+        found = self._with_unique_key(topic, key)
+        waiting = self._first_waiting(found)
+        if waiting is None and found:  # each left, or its copy with another time came behind the look
+            waiting = undisturbed(partial(self._look_again, topic, key))
+        return waiting
+
+    def _look_again(self, topic: str, key: str) -> Message | None:
+        with self._turn():
+            return self._first_waiting(self._with_unique_key(topic, key))
+
+    def _first_waiting(self, found: list[Message]) -> Message | None:
+        waits = self._progress.waits
+        return next((one for one in found if waits(one.queue_id, one.queue_offset)), None)
+
+    def _with_unique_key(self, topic: str, key: str) -> list[Message]:
+        found = self._reader.query(SCHEDULE_TOPIC, key, SAME_KEY_MAX, with_expired=True, read_end=WROTE)
+        return [
+            message
+            for message in reversed(found)
+            if message.unique_key == key and message.properties.get("REAL_TOPIC") == topic
         ]
 
     def _at(self, physical_offset: int) -> list[Message]:

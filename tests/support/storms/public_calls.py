@@ -258,10 +258,14 @@ def _message(w: World) -> Given:
     }
 
 
+def _soon(w: World) -> Given:
+    return {"deliver_at_ms": None, "delay_ms": w.rng.choice((None, 1 + w.some(20)))}
+
+
 def _put(w: World) -> Given:
     """A put of one of the kinds."""
     kinds: list[Given] = [{}, {}, {"unique_key": "u"}, {"delay_level": 1}, {"dedup_key": f"d{w.some(50)}"}]
-    kinds += [{"delay_ms": 1 + w.some(20)}, {"deliver_at_ms": 1 << 40}]
+    kinds += [_soon(w), {"deliver_at_ms": 1 << 40}]
     return {
         **_message(w),
         "flush": w.rng.choice(("async", "async", "sync")),
@@ -269,9 +273,7 @@ def _put(w: World) -> Given:
         "expires_at_ms": 1 << 45,
         "unique_key": None,
         "delay_level": 0,
-        "deliver_at_ms": None,
-        "delay_ms": None,
-        "dedup_key": None,
+        **dict.fromkeys(("deliver_at_ms", "delay_ms", "dedup_key")),
         **w.rng.choice(kinds),
     }
 
@@ -303,16 +305,12 @@ ROWS: dict[str, Row] = {
     # ------------------------------------------------------------------------------------------- the package
     "cystore.Message": lambda w: {
         **_message(w),
-        "sys_flag": 0,
+        **dict.fromkeys(("sys_flag", "reconsume_times", "prepared_transaction_offset", "delay_level"), 0),
         "born_timestamp_ms": 1,
         "born_host": "127.0.0.1:1",
         "store_host": "127.0.0.1:1",
-        "reconsume_times": 0,
-        "prepared_transaction_offset": 0,
         "unique_key": "u",
-        "delay_level": 0,
-        "deliver_at_ms": None,
-        "delay_ms": 5,
+        **_soon(w),
         "expires_at_ms": 1 << 45,
     },
     "cystore.Contains": lambda w: {"texts": ("x", b"y")},
@@ -336,6 +334,7 @@ ROWS: dict[str, Row] = {
         "flush": "async",
         "busy_timeout_ms": 10_000,
         "expires_at_ms": 1 << 45,
+        **_soon(w),
     },
     "MessageStore.check_room": lambda w: {"refused": True},
     "MessageStore.check_reserved_space": _nothing_given,
@@ -531,7 +530,7 @@ ROWS: dict[str, Row] = {
     "Dispatcher.close": lambda w: {"timeout_s": 10.0},
     "Dispatcher.stop": _nothing_given,
     # ---------------------------------------------------------------------------------------- transactions
-    "MessageStore.begin": lambda w: {**_message(w), "producer_group": "p", "flush": "async"},
+    "MessageStore.begin": lambda w: {**_message(w), "producer_group": "p", "flush": "async", **_soon(w)},
     "MessageStore.commit": lambda w: {"half": w.a_half(), "flush": "async"},
     "MessageStore.rollback": lambda w: {"half": w.a_half(), "flush": "async"},
     "MessageStore.open_transactions": lambda w: {"older_than_ms": 0},

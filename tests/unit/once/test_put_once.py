@@ -64,6 +64,8 @@ def test_put_takes_a_key_and_gives_the_place_alone(tmp_path):
             store.put("orders", b"3", dedup_key="k", unique_key="k")
         with pytest.raises(MessageIllegalError, match="neither unique_key nor delay_level"):
             store.put("orders", b"3", dedup_key="k", delay_level=1)
+        late = store.put("orders", b"3", dedup_key="late", delay_ms=HOUR_MS)
+        assert store.put("orders", b"4", dedup_key="late") == late
         with pytest.raises(TypeError, match="no_such"):
             store.put("orders", b"3", no_such=1)
     with pytest.raises(StoreClosedError):

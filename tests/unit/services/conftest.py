@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from cystore import clock
 from tests.support.clock import turn
 
 
@@ -25,3 +26,8 @@ def path(tmp_path):
 def late(monkeypatch):
     """Turns the clock by which deliveries are due: `late(ms)` from now."""
     return partial(turn, monkeypatch)
+
+
+@pytest.fixture
+def now():
+    return clock.now_ms()

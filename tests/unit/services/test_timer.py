@@ -38,11 +38,6 @@ LARGE = {
 }
 
 
-@pytest.fixture
-def now():
-    return clock.now_ms()
-
-
 def bodies(store, topic="T"):
     """What a topic has, in the order of the log."""
     found = []
