@@ -8,6 +8,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
@@ -18,8 +19,8 @@ from tests.structure import layers
 from tests.structure.sources import ROOT, Import, files, imports, module_of
 
 PACKAGES = ("cystore", "celery_app")
-FOUND_BY_NAME = "pyspark_cystore"  # Spark looks for it
-SOURCES = files(".py", ".pyx", ".pxd", under=(*PACKAGES, f"{FOUND_BY_NAME}.py"))
+SPARKS = "pyspark_cystore"
+SOURCES = files(".py", ".pyx", ".pxd", under=(*PACKAGES, f"{SPARKS}.py"))
 MODULES = sorted({module_of(path) for path in SOURCES})
 # `import cystore` must not import these: the extras' packages.
 HEAVY = ("celery", "kombu", "redis", "pyspark", "pyarrow", "rich", "hypothesis", "crc32c", "Cython")
@@ -31,6 +32,14 @@ MAY_BE_NAMED = (
     "cystore.columns.arrow",
     "cystore.columns.dataset",
 )
+# Django's models and admin are imported once it has read its settings.
+IN_DJANGO = """
+import django
+from django.conf import settings
+apps = ["django.contrib." + app for app in ("auth", "admin", "contenttypes", "messages")]
+settings.configure(INSTALLED_APPS=[*apps, "cystore.contrib.django"])
+django.setup()
+"""
 # Texts that look like modules and are none.
 NO_MODULES = {
     "cystore._native.message": "a module of an earlier release, in pickles",
@@ -146,7 +155,8 @@ def test_no_module_is_dead():
     entered = {module for module in MODULES if module.endswith("__main__") or f'"{module}:' in project}
     named = {module for module in MODULES if any(f'"{module}"' in text for text in texts)}
     named |= {part for module in named for part in _parents(module)}
-    dead = sorted(set(MODULES) - imported - entered - named - {*PACKAGES, FOUND_BY_NAME})
+    found = {one for one in MODULES if any(fnmatchcase(one, name) for name in layers.FOUND_BY_NAME)}
+    dead = sorted(set(MODULES) - imported - entered - named - found - {*PACKAGES})
     assert not dead, f"nobody imports {dead}"
 
 
@@ -170,7 +180,7 @@ ALONE = [
     pytest.param(
         module,
         marks=[pytest.mark.may_skip("that extra comes with its own issue")]
-        if module.startswith(("cystore.spark", FOUND_BY_NAME))
+        if module.startswith(("cystore.spark", SPARKS))
         else [],
     )
     for module in MODULES
@@ -184,7 +194,8 @@ def test_every_module_imports_alone(module):
     for extra in layers.needed_extras(module):
         if importlib.util.find_spec(extra) is None:
             pytest.skip(f"{extra} is not installed")
-    done = _in_a_fresh_process(f"import {module}")
+    begin = IN_DJANGO if module.startswith("cystore.contrib.django") else ""
+    done = _in_a_fresh_process(f"{begin}import {module}")
     assert done.returncode == 0, done.stderr
 
 

@@ -31,6 +31,10 @@ SAYS = {
     "replay": (
         r"FAILED .*'Dear eve'.*FileNotFoundError", r"\S+ sent again as \S+", r"written: \['ann', 'bob', 'eve'\]",
     ),
+    "django": (
+        r"no issues", r"tea paid", r"ValueError\('declined'\)", r"tasks in the admin: 2",
+        r"the admin says: Sent again as", r"orders that are paid: 1",
+    ),
     "event_log": (
         r"new events: 400", r"billing read 400", r"mail read 400 and order 3 last: True", r"cleaned [1-9]\d* segments",
         r"the auditor's event is there: True",
@@ -41,7 +45,7 @@ SAYS = {
     ),
     "rocketmq_store": (r"V6Topic/1: queue offsets 0 to 35", r"key common: \[29, 26", r"messages in the log: 65"),
 }  # fmt: skip
-NEED_REDIS = {"web_shop", "audit_log", "replay"}
+NEED_REDIS = {"web_shop", "audit_log", "replay", "django"}
 
 
 def commands(page: Path) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,19 @@ class Browser:
         look = f"const look = () => ({condition}) ? done(true) : setTimeout(look, 50); look();"
         script = f"new Promise(done => {{ {look} }})"
         assert self.value(script)
+
+    def wait_behind(self, condition: str) -> None:
+        """The same in the page that a link or a form leads to: meanwhile there may be no page to ask."""
+        until_s = monotonic_s() + TIMEOUT_S
+        while True:
+            try:
+                if self.value(f"Boolean({condition})"):
+                    return
+            except AssertionError:
+                if monotonic_s() >= until_s:
+                    raise
+            assert monotonic_s() < until_s, condition
+            threading.Event().wait(0.05)
 
     def size(self, width: int, height: int, *, dark: bool = False) -> None:
         """Another size of the window, and its colours."""

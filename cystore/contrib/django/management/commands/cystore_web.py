@@ -1,0 +1,11 @@
+"""`manage.py cystore_web`: `celery -A APP cystore web` for the project's app."""
+
+from __future__ import annotations
+
+from cystore.contrib.django.wrapped import AppCommand
+
+
+class Command(AppCommand):
+    """The command, as Django finds it."""
+
+    module = "cystore.celery.commands.web"
