@@ -4,7 +4,7 @@
 
     app = cystore.web.create_app(["/var/lib/app/store"])
 
-Needs cystore[web]. May import `cystore.celery.worker` and what is below it: docs/architecture.md.
+Needs cystore[web]. May import `cystore.web.answers` and what is below it: docs/architecture.md.
 """
 
 from importlib.util import find_spec

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -26,17 +26,29 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from cystore import MessageStore, StoreConfig, StoreError
-from cystore.celery.lifecycle import actions, task_lives
+from cystore.celery.lifecycle import task_lives
 from cystore.celery.metrics.log_follower import LogFollower
 from cystore.metrics.exporter import Exporter
 from cystore.metrics.listener import TEXT
-from cystore.web import fleet_numbers, openapi, parameters, store_health, task_pages
+from cystore.operate.output import one_line
+from cystore.web import openapi, parameters
 from cystore.web.access import Access, Rates
+from cystore.web.answers import (
+    actions,
+    fleet_numbers,
+    schedules,
+    store_health,
+    task_pages,
+    topic_messages,
+    waiting_tasks,
+    workers,
+)
+from cystore.web.answers.open_stores import OpenStores
+from cystore.web.answers.pages import CursorError
+from cystore.web.answers.task_pages import Asked
+from cystore.web.answers.task_rows import KNOWN_STATES, Texts
 from cystore.web.live import Live
-from cystore.web.open_stores import OpenStores
-from cystore.web.problems import Problem, bad, unavailable, unknown_task
-from cystore.web.task_pages import Asked
-from cystore.web.task_rows import KNOWN_STATES, Texts
+from cystore.web.problems import Problem, bad, missing, unavailable, unknown_task
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +64,7 @@ class _Pages:
 
     def __init__(self, stores: OpenStores, texts: Texts, celery: Celery | None) -> None:
         self.stores, self._texts, self._celery = stores, texts, celery
-        self._live = Live(stores)
+        self._live, self._lives = Live(stores), workers.Lives()
         self._exporter = Exporter(stores, LogFollower)
         self._turns: dict[bool, anyio.CapacityLimiter] = {}  # made in the loop that they belong to
 
@@ -64,6 +76,8 @@ class _Pages:
             return await anyio.to_thread.run_sync(lambda: look(*arguments), limiter=turns)
         except StoreError as error:
             raise unavailable(error) from error
+        except CursorError as error:
+            raise bad(str(error)) from error
 
     async def tasks(self, request: Request) -> Response:
         """A page of tasks."""
@@ -76,9 +90,12 @@ class _Pages:
             asked["name"], state, asked["worker"], max(0, asked["since"] or 0), until, asked["text"]
         )
 
+        within_s = asked["within"]
+        bounds = {} if within_s is None else {"time_s": within_s, "empty_s": within_s}
+
         def look() -> tuple[list[dict[str, Any]], str | None]:
             return task_pages.page_of(
-                self.stores.source(), conditions, asked["limit"], asked["after"], self._texts
+                self.stores.source(), conditions, asked["limit"], asked["after"], self._texts, **bounds
             )
 
         try:
@@ -100,11 +117,45 @@ class _Pages:
 
     async def act(self, request: Request) -> Response:
         """An action on a task."""
-        task_id, action = _task_id(request), request.path_params["action"]
-        if action not in actions.ACTIONS:
-            raise Problem(
-                HTTPStatus.NOT_FOUND, f"there is no action {action!r}: {', '.join(actions.ACTIONS)}"
-            )
+        task_id, action = _task_id(request), _action(request, actions.ACTIONS)
+
+        def done(celery: Celery) -> dict[str, Any]:
+            source = self.stores.source()
+            life = task_lives.life_of(source, task_id, self._texts.is_valid)
+            if life is None and not actions.waits(source, task_id):
+                raise unknown_task(task_id)
+            return actions.act(celery, source, life, task_id, action)
+
+        facts = await self._done(request, f"{action} {task_id}", done)
+        return JSONResponse({"id": task_id, "action": action, **facts})
+
+    async def act_on_schedule(self, request: Request) -> Response:
+        """An action on a schedule."""
+        name, action = request.path_params["name"], _action(request, tuple(actions.ON_SCHEDULES))
+
+        def done(celery: Celery) -> dict[str, Any]:
+            if not actions.act_on_schedule(celery, name, action):
+                raise missing(f"the app's store keeps no schedule {name[:ID_SHOWN]!r}")
+            return {}
+
+        await self._done(request, f"{action} schedule {name}", done)
+        return JSONResponse({"name": name, "action": action})
+
+    async def purge(self, request: Request) -> Response:
+        """Removes the messages of a topic."""
+        topic = request.path_params["topic"]
+        facts = await self._done(request, f"purge {topic}", lambda celery: actions.purge(celery, topic))
+        return JSONResponse({"topic": topic, "action": actions.PURGE, **facts})
+
+    async def clean(self, request: Request) -> Response:
+        """Removes what has expired."""
+        facts = await self._done(request, actions.CLEAN, actions.clean)
+        return JSONResponse({"action": actions.CLEAN, **facts})
+
+    async def _done(
+        self, request: Request, what: str, act: Callable[[Celery], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Does an action, and gives facts for the answer. Raises Problem."""
         celery = self._celery
         if celery is None:
             raise Problem(
@@ -113,12 +164,8 @@ class _Pages:
         parameters.read(request.query_params, ())
 
         def done() -> dict[str, Any]:
-            source = self.stores.source()
-            life = task_lives.life_of(source, task_id, self._texts.is_valid)
-            if life is None:
-                raise unknown_task(task_id)
             try:
-                return actions.act(celery, source, life, action)
+                return act(celery)
             except actions.ActionError as error:
                 raise Problem(HTTPStatus.CONFLICT, str(error)) from error
             except OperationalError as error:
@@ -126,8 +173,65 @@ class _Pages:
                 raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, Retry_After="1") from error
 
         facts = await self._read(done)
-        log.info("%s %s for %s", action, task_id, request.client.host if request.client else "?")
-        return JSONResponse({"id": task_id, "action": action, **facts})
+        log.info("%s for %s", one_line(what), request.client.host if request.client else "?")
+        return facts
+
+    async def waiting(self, request: Request) -> Response:
+        """A page of the tasks that wait for their ETA."""
+        asked = parameters.read(request.query_params, parameters.WAITING)
+
+        def look() -> tuple[list[dict[str, Any]], str | None]:
+            return waiting_tasks.waiting_page(
+                self.stores.source(), asked["name"], asked["limit"], asked["after"], self._texts
+            )
+
+        rows, following = await self._read(look, is_search=True)
+        shown = [] if self._celery is None else [actions.FIRE, actions.CANCEL]
+        return JSONResponse({"tasks": rows, "next": following, "actions": shown})
+
+    async def schedules(self, request: Request) -> Response:
+        """All schedules."""
+        parameters.read(request.query_params, ())
+        rows = await self._read(lambda: schedules.schedules_of(self.stores.source(), self._texts))
+        return JSONResponse({"schedules": rows, "actions": self._on_schedules})
+
+    async def schedule(self, request: Request) -> Response:
+        """One schedule with its history."""
+        parameters.read(request.query_params, ())
+        name = request.path_params["name"]
+        found = await self._read(lambda: schedules.schedule_of(self.stores.source(), name, self._texts))
+        if found is None:
+            raise missing(f"no store here keeps a schedule {name[:ID_SHOWN]!r}")
+        return JSONResponse({**found, "actions": self._on_schedules if "task" in found else []})
+
+    @property
+    def _on_schedules(self) -> list[str]:
+        return [] if self._celery is None else list(actions.ON_SCHEDULES)
+
+    async def messages(self, request: Request) -> Response:
+        """Messages of a topic."""
+        asked = parameters.read(request.query_params, parameters.MESSAGES)
+        path, topic = self._path_of(asked["store"]), request.path_params["topic"]
+
+        def look() -> tuple[list[dict[str, Any]], str | None]:
+            store = self.stores.open(path)
+            return topic_messages.messages_page(
+                store, topic, asked["queue"], asked["limit"], asked["after"], self._texts
+            )
+
+        try:
+            rows, following = await self._read(look, is_search=True)
+        except topic_messages.UnknownTopicError as error:
+            raise missing(str(error)) from error
+        return JSONResponse({"store": str(path), "topic": topic, "messages": rows, "next": following})
+
+    def _path_of(self, given: str | None) -> Path:
+        """The store that a request means. Raises Problem."""
+        if given is None:
+            return self.stores.paths[0]
+        if Path(given) not in self.stores.paths:
+            raise bad(f"store: {given!r} is none of this page: {', '.join(map(str, self.stores.paths))}")
+        return Path(given)
 
     async def workflow(self, request: Request) -> Response:
         """The workflow of a task: each task with its depth in the tree, and the chords."""
@@ -167,14 +271,16 @@ class _Pages:
         asked = parameters.read(request.query_params, parameters.SPAN)
         return JSONResponse(
             await self._read(
-                lambda: fleet_numbers.workers_of(self.stores.source(), asked["since"]), is_search=True
+                lambda: workers.workers_of(self.stores.source(), asked["since"], self._lives), is_search=True
             )
         )
 
     async def health_of_stores(self, request: Request) -> Response:
         """How each store is."""
         parameters.read(request.query_params, ())
-        return JSONResponse({"stores": await self._read(store_health.healths, self.stores)})
+        found = await self._read(store_health.healths, self.stores)
+        shown = [] if self._celery is None else [actions.CLEAN, actions.PURGE]
+        return JSONResponse({"stores": found, "actions": shown})
 
     async def healthz(self, request: Request) -> Response:
         """200 if every store can be read."""
@@ -193,6 +299,14 @@ class _Pages:
             media_type="text/event-stream",
             headers={"x-accel-buffering": "no", "cache-control": "no-store"},
         )
+
+
+def _action(request: Request, known: Sequence[str]) -> str:
+    """The action in the address. Raises Problem 404 for one that there is not."""
+    action: str = request.path_params["action"]
+    if action not in known:
+        raise missing(f"there is no action {action[:ID_SHOWN]!r}: {', '.join(known)}")
+    return action
 
 
 def _task_id(request: Request) -> str:
@@ -227,7 +341,7 @@ def create_app(
     celery: Celery | None = None,
 ) -> Starlette:
     """The ASGI app of some stores: paths of directories, or open handles. It only reads, unless `allow_actions` lets
-    clients with the token rerun, revoke and cancel tasks of the Celery app `celery`.
+    clients with the token act on the tasks, schedules and topics of the Celery app `celery`.
 
     Mount it into another app, or serve it by itself. Without a `token` everybody who reaches it may read.
     `allowed_hosts` are the names under which it may be asked without a token; None: any. `rate_per_s` are the requests
@@ -244,7 +358,7 @@ def create_app(
         return FileResponse(ASSETS / "index.html", media_type="text/html; charset=utf-8")
 
     async def described(request: Request) -> Response:
-        return JSONResponse(openapi.description(prefix, actions.ACTIONS if allow_actions else ()))
+        return JSONResponse(openapi.description(prefix, with_actions=allow_actions))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -264,7 +378,14 @@ def create_app(
             Route("/api/stats", pages.stats),
             Route("/api/failures", pages.failures),
             Route("/api/workers", pages.workers),
+            Route("/api/eta", pages.waiting),
+            Route("/api/schedules", pages.schedules),
+            Route("/api/schedules/{name:path}/{action}", pages.act_on_schedule, methods=["POST"]),
+            Route("/api/schedules/{name:path}", pages.schedule),
+            Route("/api/topics/{topic:path}/purge", pages.purge, methods=["POST"]),
+            Route("/api/topics/{topic:path}", pages.messages),
             Route("/api/stores", pages.health_of_stores),
+            Route("/api/stores/clean", pages.clean, methods=["POST"]),
             Route("/api/openapi.json", described),
             Route("/healthz", pages.healthz),
             Route("/metrics", pages.metrics),

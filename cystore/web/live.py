@@ -21,7 +21,7 @@ from cystore import MessageStore, StoreError
 from cystore.celery import history
 from cystore.celery.base.events import Event
 from cystore.operate.output import one_line, time_text
-from cystore.web.open_stores import OpenStores
+from cystore.web.answers.open_stores import OpenStores
 from cystore.web.problems import Problem
 
 WATCHERS_MOST = 1000

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cystore import __version__
 from cystore.web import parameters
+from cystore.web.answers import actions
 from cystore.web.parameters import Parameter
 from cystore.web.problems import TYPE
 
@@ -37,6 +38,10 @@ TASK_FIELDS: dict[str, dict[str, Any]] = {
     "ended": TIME,
     "wait_s": {**NUMBER, "description": "from sent (or due) to started"},
     "run_s": NUMBER,
+    "store_s": {
+        **NUMBER,
+        "description": "from the record of the result to the end of the run, a part of run_s",
+    },
     "retries": COUNT,
     "args": TEXT,
     "kwargs": TEXT,
@@ -87,13 +92,14 @@ def _parameter(one: Parameter) -> dict[str, Any]:
     return {**told, "example": one.example} if one.example else told
 
 
-TASK_ID = {
-    "name": "task_id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string", "minLength": 1},
-    "description": "the id of a task",
-}
+def _in_path(name: str, what: str) -> dict[str, Any]:
+    schema = {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema, "description": what}
+
+
+TASK_ID = _in_path("task_id", "the id of a task")
+SCHEDULE = _in_path("name", "the name of a schedule")
+TOPIC = _in_path("topic", "the name of a topic")
 
 
 def _operation(
@@ -102,13 +108,13 @@ def _operation(
     schema: dict[str, Any],
     *errors: str,
     media: str = "application/json",
-    task_id: bool = False,
+    within: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     codes = sorted({"400", "401", "429", "503", *errors})
     problem = {"content": {TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
     return {
         "summary": summary,
-        "parameters": [*([TASK_ID] if task_id else []), *map(_parameter, known)],
+        "parameters": [*([within] if within else []), *map(_parameter, known)],
         "responses": {
             "200": {"description": summary, "content": {media: {"schema": schema}}},
             **{code: {"description": ERRORS.get(code, "not allowed"), **problem} for code in codes},
@@ -116,7 +122,31 @@ def _operation(
     }
 
 
-def description(prefix: str, actions: Iterable[str] = ()) -> dict[str, Any]:
+def _actions() -> Iterator[tuple[str, dict[str, Any]]]:
+    text = {"type": "string"}
+    errors = ("403", "404", "409")
+    for action in actions.ACTIONS:
+        done = _object({"id": text, "action": text})
+        yield (
+            f"/api/tasks/{{task_id}}/{action}",
+            _operation(f"{action} a task", (), done, *errors, within=TASK_ID),
+        )
+    for action in actions.ON_SCHEDULES:
+        done = _object({"name": text, "action": text})
+        yield (
+            f"/api/schedules/{{name}}/{action}",
+            _operation(f"{action} a schedule", (), done, *errors, within=SCHEDULE),
+        )
+    done = _object({"topic": text, "action": text, "messages": COUNT})
+    yield (
+        f"/api/topics/{{topic}}/{actions.PURGE}",
+        _operation("Remove the messages of a topic", (), done, *errors, within=TOPIC),
+    )
+    done = _object({"action": text, "segments": COUNT})
+    yield f"/api/stores/{actions.CLEAN}", _operation("Remove what has expired", (), done, *errors)
+
+
+def description(prefix: str, *, with_actions: bool = False) -> dict[str, Any]:
     """The whole description."""
     task = {"$ref": "#/components/schemas/Task"}
     names = {"type": "array", "items": {"type": "string"}}
@@ -127,24 +157,43 @@ def description(prefix: str, actions: Iterable[str] = ()) -> dict[str, Any]:
     text = {"type": "string"}
     gets: dict[str, dict[str, Any]] = {
         "/api/tasks": _operation("Tasks, newest first", parameters.TASKS, page),
-        "/api/tasks/{task_id}": _operation("One task with its events", (), alone, "404", task_id=True),
+        "/api/tasks/{task_id}": _operation("One task with its events", (), alone, "404", within=TASK_ID),
         "/api/workflows/{task_id}": _operation(
-            "The workflow of a task, as a tree", (), workflow, "404", task_id=True
+            "The workflow of a task, as a tree", (), workflow, "404", within=TASK_ID
         ),
         "/api/stats": _operation("Counts and times over time, and by name", parameters.STATS, buckets),
         "/api/failures": _operation("Failed runs by cause", parameters.FAILURES, _list("failures")),
         "/api/workers": _operation("Workers, and what each runs", parameters.SPAN, _list("workers")),
-        "/api/stores": _operation("How the stores are", (), _object({"stores": OBJECTS})),
+        "/api/eta": _operation(
+            "Tasks that wait for their ETA, the next one first",
+            parameters.WAITING,
+            _object({"tasks": OBJECTS, "next": TEXT, "actions": names}),
+        ),
+        "/api/schedules": _operation(
+            "Schedules, the next one first", (), _object({"schedules": OBJECTS, "actions": names})
+        ),
+        "/api/schedules/{name}": _operation(
+            "One schedule with its history",
+            (),
+            _object({"name": {"type": "string"}, "history": OBJECTS, "actions": names}),
+            "404",
+            within=SCHEDULE,
+        ),
+        "/api/topics/{topic}": _operation(
+            "Messages of a topic, newest first",
+            parameters.MESSAGES,
+            _object({"store": TEXT, "topic": TEXT, "messages": OBJECTS, "next": TEXT}),
+            "404",
+            within=TOPIC,
+        ),
+        "/api/stores": _operation("How the stores are", (), _object({"stores": OBJECTS, "actions": names})),
         "/healthz": _operation("200 if every store can be read", (), _object({"status": text})),
         "/metrics": _operation("Metrics in Prometheus's text format", (), text, media="text/plain"),
         "/events": _operation("Server-sent events, one for each append", (), text, media="text/event-stream"),
     }
     paths: dict[str, dict[str, Any]] = {path: {"get": operation} for path, operation in gets.items()}
-    for action in actions:
-        done = _object({"id": text, "action": text})
-        paths[f"/api/tasks/{{task_id}}/{action}"] = {
-            "post": _operation(f"{action} a task", (), done, "403", "404", "409", task_id=True)
-        }
+    if with_actions:
+        paths |= {path: {"post": operation} for path, operation in _actions()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "cystore", "version": __version__, "description": "Tasks on the durable log"},

@@ -12,6 +12,8 @@ from cystore.operate.command import duration_of, moment_of
 from cystore.web.problems import bad
 
 LIMIT_MOST, CHARS_MOST = 1000, 1000
+QUEUE_MOST = (1 << 31) - 1
+WITHIN_MOST_MS = 30_000
 TIME_FORM = "RFC 3339, seconds or ms since 1970, or an age: 90s, 15m, 2h, 7d, 2w"
 
 
@@ -33,9 +35,9 @@ def _text(text: str) -> str:
     return text
 
 
-def _number(text: str, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
-        raise ValueError(f"{text!r} is not a number from 1 to {most}")
+def _number(text: str, most: int, least: int = 1) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and least <= int(text) <= most):
+        raise ValueError(f"{text!r} is not a number from {least} to {most}")
     return int(text)
 
 
@@ -44,6 +46,13 @@ def _step(text: str) -> int:
         return _number(text, 10**9) * 1000
     except ValueError:
         return max(1000, duration_of(text))
+
+
+def _span_ms(text: str) -> int:
+    digits = text.removesuffix("ms")
+    if digits != text and digits.isascii() and digits.isdecimal() and len(digits) < 10:
+        return int(digits)
+    return duration_of(text)
 
 
 NAME = Parameter("name", "only tasks of this name", _text, example="shop.charge")
@@ -74,10 +83,27 @@ STEP = Parameter(
     "step", "the width of a bucket: seconds, or a length of time (90s, 15m, 2h)", _step, example="60"
 )
 
-TASKS = (NAME, STATE, WORKER, SINCE, UNTIL, TEXT, LIMIT, AFTER)
+WITHIN = Parameter(
+    "within",
+    "end a page after this time, perhaps with fewer rows; its `next` continues: 400ms, 2s",
+    lambda text: min(max(_span_ms(text), 1), WITHIN_MOST_MS) / 1000,
+    example="400ms",
+)
+STORE = Parameter("store", "the path of the store, as /api/stores names it; the first one by default", _text)
+QUEUE = Parameter(
+    "queue",
+    "only messages of this queue of the topic",
+    lambda text: _number(text, QUEUE_MOST, 0),
+    None,
+    (("type", "integer"), ("minimum", 0), ("maximum", QUEUE_MOST)),
+)
+
+TASKS = (NAME, STATE, WORKER, SINCE, UNTIL, TEXT, LIMIT, AFTER, WITHIN)
 STATS = (SINCE, STEP)
 FAILURES = (NAME, SINCE, LIMIT)
 SPAN = (SINCE,)
+WAITING = (NAME, LIMIT, AFTER)
+MESSAGES = (STORE, QUEUE, LIMIT, AFTER)
 
 
 def read(query: QueryParams, known: Iterable[Parameter]) -> dict[str, Any]:

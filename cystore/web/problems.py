@@ -42,6 +42,11 @@ def unavailable(error: StoreError) -> Problem:
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), Retry_After="1")
 
 
+def missing(detail: str) -> Problem:
+    """404."""
+    return Problem(HTTPStatus.NOT_FOUND, detail)
+
+
 def unknown_task(task_id: str) -> Problem:
     """404."""
-    return Problem(HTTPStatus.NOT_FOUND, f"no store here knows the task {task_id!r}")
+    return missing(f"no store here knows the task {task_id!r}")

@@ -19,8 +19,8 @@ from cystore import StoreConfig
 from cystore.errors import StoreConfigError
 from cystore.metrics.listener import bound
 from cystore.web.access import LOOPBACK
+from cystore.web.answers.task_rows import Texts
 from cystore.web.app import create_app
-from cystore.web.task_rows import Texts
 
 HOST, PORT = "127.0.0.1", 5556
 TOKEN_VARIABLE = "CYSTORE_WEB_TOKEN"

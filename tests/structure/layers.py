@@ -103,6 +103,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.celery.tasks", "the duties as tasks"),
     ("cystore.celery.beat", "beat's scheduler, on the store"),
     ("cystore.celery.worker", "what a worker gets when it starts"),
+    ("cystore.web.answers", "what the page and its API answer, read from the stores"),
     ("cystore.web", "the page on the durable log: ASGI app, JSON API, server"),
     ("cystore.celery.commands.shared", "what the commands share"),
     ("cystore.celery.commands.tasks", "commands about tasks, one module each"),

@@ -20,6 +20,8 @@ INNER = {
     "FileReplacedError": "becomes a StoreIOError at the edge",
     "CommandError": "a line of a command",
     "NotATaskError": "the record is left out",
+    "CursorError": "an answer 400 of the page",
+    "UnknownTopicError": "an answer 404 of the page",
 }
 
 

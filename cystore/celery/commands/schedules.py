@@ -9,13 +9,12 @@ from typing import Any
 import click
 
 from cystore import MessageStore
-from cystore.celery.base import records
 from cystore.celery.commands.eta import When
 from cystore.celery.commands.shared import app_store, command_options, task_display
-from cystore.celery.lifecycle import task_lives
 from cystore.celery.schedules import due_times, entries
 from cystore.celery.schedules.due_times import ScheduleError
 from cystore.celery.schedules.entries import MISSED, ONCE, Entry
+from cystore.celery.schedules.past_runs import past_runs
 from cystore.operate.command import FOUND_WRONG, duration_of
 from cystore.operate.output import one_line, write_json, write_line
 
@@ -191,24 +190,18 @@ def history(ctx: click.Context, name: str, limit: int, as_json: bool) -> None:
     """The runs of a schedule, newest first: when each was due and sent, its task and what became of it."""
     with app_store.reading(app_store.location_of(ctx)) as store:
         found = 0
-        for message in store.query(entries.RUNS, records.key_of(name), limit or 10_000):
-            fields = json.loads(bytes(message.body))
-            task_id = fields.get("task_id")
-            life = None if task_id is None else task_lives.life_of(store, task_id)
-            outcome = "" if life is None else life.outcome or life.stage or ""
+        for one in past_runs(store, name, limit or 10_000):
             found += 1
             if as_json:
-                write_json(
-                    {**fields, "sent_ms": message.store_timestamp_ms, "run": message.tags, "outcome": outcome}
-                )
+                write_json(one)
                 continue
             write_line(
                 task_display.line(
-                    task_display.at(fields["due_ms"]),
-                    str(message.tags),
-                    task_id or "-",
-                    outcome,
-                    one_line(fields.get("error", "")),
+                    task_display.at(one["due_ms"]),
+                    one["run"],
+                    one.get("task_id") or "-",
+                    one["outcome"],
+                    one_line(one.get("error", "")),
                 )
             )
         if not found:

@@ -31,7 +31,7 @@ from cystore.web import check_installed
     help="Requests that one client may send in a second, over a longer time.",
 )  # fmt: skip
 @click.option(
-    "--allow-actions", is_flag=True, help="Let clients with the token rerun, revoke and cancel tasks."
+    "--allow-actions", is_flag=True, help="Let clients with the token act on tasks, schedules and topics."
 )
 @click.pass_context
 def command(
@@ -45,8 +45,8 @@ def command(
     location = app_store.location_of(ctx)
     with app_store.as_command_errors():
         check_installed()
+        from cystore.web.answers.task_rows import Texts
         from cystore.web.server import serve
-        from cystore.web.task_rows import Texts
 
         serve(
             [Path(location.path)], host=host, port=port, token=token, url_prefix=url_prefix,

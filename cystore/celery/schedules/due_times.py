@@ -16,6 +16,7 @@ time instead: nothing is left out, nothing waits an hour. (So do the crons of Li
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
@@ -33,6 +34,7 @@ KINDS = ("every_ms", "crontab", "solar", "at_ms")
 FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 WHOLE_DAY_H = 24
 WHOLE_DAY = set(range(WHOLE_DAY_H))
+CALENDAR_MS = 250_000_000_000_000  # in the year 9892
 CHANGE_H = 3  # no change of a clock is as long
 
 
@@ -197,6 +199,8 @@ def _ms(moment: datetime) -> int:
 
 def text_of(when: Mapping[str, Any]) -> str:
     """A schedule for people."""
+    if max(when.get("every_ms", 0), when.get("at_ms", 0)) > CALENDAR_MS:  # another program wrote it
+        return json.dumps(dict(when))
     if "every_ms" in when:
         return f"every {timedelta(milliseconds=when['every_ms'])}"
     if "at_ms" in when:

@@ -37,7 +37,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--allow-actions", metavar="APP",
-        help="let clients with the token rerun, revoke and cancel tasks of this Celery app (module or module:name)",
+        help="let clients with the token act on tasks, schedules and topics of this Celery app (module or module:name)",
     )  # fmt: skip
     parser.add_argument("--certificate", metavar="FILE", type=store_path, help="serve TLS with it")
     parser.add_argument("--key", metavar="FILE", type=store_path, help="the key of the certificate")

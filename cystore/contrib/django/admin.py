@@ -16,21 +16,31 @@ from django.urls import reverse
 from kombu.exceptions import OperationalError
 
 from cystore import StoreError
-from cystore.celery.lifecycle import actions, task_lives
+from cystore.celery.lifecycle import task_lives
 from cystore.contrib.django import project
 from cystore.contrib.django.models import Task
 from cystore.operate.command import moment_of
 from cystore.operate.output import one_line
-from cystore.web import task_pages
-from cystore.web.task_pages import Asked
+from cystore.web.answers import actions, task_pages
+from cystore.web.answers.task_pages import Asked
 
 ROWS = 50
 STATES = ("SUCCESS", "FAILURE", "RETRY", "STARTED", "RECEIVED", "PENDING", "REVOKED")
 SINCE = (("1h", "an hour"), ("1d", "a day"), ("7d", "7 days"), ("30d", "30 days"))
 WORDS = ("name", "state", "worker", "since", "q")  # of an address
 CHARS_MOST = 1000
-PERMISSION = {actions.RERUN: "rerun", actions.REVOKE: "revoke", actions.CANCEL: "revoke"}
-LABEL = {actions.RERUN: "Send again", actions.REVOKE: "Revoke", actions.CANCEL: "Revoke and end"}
+PERMISSION = {
+    actions.RERUN: "rerun",
+    actions.REVOKE: "revoke",
+    actions.CANCEL: "revoke",
+    actions.FIRE: "rerun",
+}
+LABEL = {
+    actions.RERUN: "Send again",
+    actions.REVOKE: "Revoke",
+    actions.CANCEL: "Revoke and end",
+    actions.FIRE: "Make due now",
+}
 UNAVAILABLE = 503
 
 
@@ -165,14 +175,15 @@ class TaskAdmin(admin.ModelAdmin):
             life = task_lives.life_of(source, task_id, project.texts().is_valid)
             if life is None:
                 return self._get_obj_does_not_exist_redirect(request, self.opts, quote(task_id))
-            facts = actions.act(project.celery_app(), source, life, action)
+            facts = actions.act(project.celery_app(), source, life, task_id, action)
         except (actions.ActionError, StoreError, ImproperlyConfigured) as error:
             messages.error(request, one_line(str(error)))
         except OperationalError as error:
             messages.error(request, f"The broker cannot be reached, nothing was sent: {error}")
         else:
             new_id = facts.get("new_id")
-            done = f"Sent again as {new_id}." if new_id else f"{LABEL[action]}: every worker was told."
+            told = "done" if action == actions.FIRE else "every worker was told"
+            done = f"Sent again as {new_id}." if new_id else f"{LABEL[action]}: {told}."
             self.log_change(request, Task(id=task_id), done)
             messages.success(request, " ".join((done, *facts.get("notes", ()))))
         return HttpResponseRedirect(address)

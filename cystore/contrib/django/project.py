@@ -25,8 +25,8 @@ from cystore.celery.backend import CystoreBackend
 from cystore.celery.base.reading import Source
 from cystore.celery.lifecycle.redaction import Redaction
 from cystore.errors import did_you_mean
-from cystore.web.open_stores import OpenStores
-from cystore.web.task_rows import Texts
+from cystore.web.answers.open_stores import OpenStores
+from cystore.web.answers.task_rows import Texts
 
 SETTING = "CYSTORE"
 APP, STORE = "CELERY_APP", "STORE"

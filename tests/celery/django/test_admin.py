@@ -13,11 +13,11 @@ from urllib.parse import quote
 import pytest
 
 import cystore
-from tests.support.celery import browser
-from tests.support.celery.browser import Browser
 from tests.support.celery.django_site import PASSWORD, SERVER, Site, Visitor, shown
 from tests.support.celery.logs import event_message, runs, write
 from tests.support.celery.web import WebServer
+from tools import browser
+from tools.browser import Browser
 
 SCRIPT = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>\'"&'
 LIST = "admin/cystore/task/"

@@ -190,8 +190,8 @@ def test_an_append_wakes_all_watchers(server, path):
 
 def test_a_watcher_too_many(path, monkeypatch):
     monkeypatch.setattr("cystore.web.live.WATCHERS_MOST", 0)
+    from cystore.web.answers.open_stores import OpenStores
     from cystore.web.live import Live
-    from cystore.web.open_stores import OpenStores
     from cystore.web.problems import Problem
 
     with pytest.raises(Problem) as problem:

@@ -3,6 +3,7 @@ the answers of a real server; schemathesis makes requests from it, good ones and
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 import cystore
+from cystore.celery.schedules import entries
 from cystore.web import openapi
 from tests.support.celery.logs import event_message, runs, write
 from tests.support.celery.web import TIMEOUT_S, WebServer
@@ -23,6 +25,7 @@ EXAMPLES = 30
 def server(tmp_path_factory):
     path = tmp_path_factory.mktemp("log") / "store"
     with cystore.open(path) as store:
+        entries.add(store, "pulse", "app.pulse", {"every_ms": 60_000})
         write(store, [*runs(20), event_message("SENT", "ид/1 2", "имя", args="('\\ud800',)")])
     with WebServer(path, "--rate", "100000") as server:
         yield server
@@ -31,9 +34,11 @@ def server(tmp_path_factory):
 def test_every_address_is_described_and_there(server):
     described = server.json("api/openapi.json")
     assert described["openapi"] == "3.1.0"
+    names = {"{task_id}": "t0", "{topic}": "celery_events", "{name}": "pulse"}
     for path in described["paths"]:
         if path != "/events":
-            assert server.get(path.lstrip("/").replace("{task_id}", "t0")).status == 200, path
+            place = functools.reduce(lambda text, name: text.replace(*name), names.items(), path.lstrip("/"))
+            assert server.get(place).status == 200, path
     row = server.json("api/tasks/ид/1 2")
     assert row.keys() - {"events", "actions"} == openapi.TASK_FIELDS.keys()
 

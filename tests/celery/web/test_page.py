@@ -6,18 +6,30 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 import cystore
+from cystore.celery.eta import waiting
+from cystore.celery.lifecycle.payload import LoggedMessage
+from cystore.celery.schedules import entries
+from cystore.clock import now_ms
 from cystore.web.app import ASSETS
-from tests.support.celery import browser
-from tests.support.celery.browser import Browser
 from tests.support.celery.logs import event_message, runs, write
 from tests.support.celery.web import WebServer
+from tools import browser
+from tools.browser import Browser
 
 SCRIPT = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>\'"&'
-PAGES = {"": "overview", **{one: one for one in ("tasks", "failures", "workers", "topics", "stores")}}
+PAGES = {
+    "": "overview",
+    **{one: one for one in ("tasks", "failures", "workers", "eta", "schedules", "topics", "stores")},
+    f"schedule/{quote(SCRIPT, safe='')}": "schedule",
+    "topic/orders": "topic",
+    "topic/celery_events": "topic",
+    f"task/{quote(SCRIPT, safe='')}": "task",
+}
 in_a_browser = [
     pytest.mark.slow,
     pytest.mark.may_skip("a browser is a large package"),
@@ -49,8 +61,18 @@ def path(tmp_path_factory):
                 event_message("STARTED", SCRIPT, SCRIPT, **texts),
                 event_message("FAILED", SCRIPT, SCRIPT, **texts, exception=SCRIPT, traceback=SCRIPT),
                 event_message("STARTED", "runs", SCRIPT, "root", **texts),
+                *(
+                    event_message("SENT", f"part{n}", SCRIPT, SCRIPT, "group", parent_id=SCRIPT)
+                    for n in range(3)
+                ),
             ],
         )
+        entries.add(store, SCRIPT, SCRIPT, {"every_ms": 3_600_000}, options={"queue": SCRIPT})
+        headers = {"id": SCRIPT, "task": SCRIPT}
+        message = LoggedMessage(headers, {}, b"[]", "application/json", "utf-8", None, "", SCRIPT)
+        body = waiting.body_of(message, [])
+        waiting.put(store, waiting.parse(body, now_ms() + 3_600_000, 0), body)
+        store.put("orders", SCRIPT.encode(), keys=("<b>key</b>",), tags=SCRIPT)
     return path
 
 

@@ -14,16 +14,19 @@ from celery import Celery, states
 import cystore
 from cystore.celery.base import events, records
 from cystore.celery.base.reading import Stores
+from cystore.celery.eta import waiting
+from cystore.celery.lifecycle.payload import LoggedMessage
 from cystore.celery.stores import close_shared
 from cystore.clock import now_ms
 from cystore.services.duty_table import DutyRun, Outcome
-from cystore.web import store_health, task_pages
-from cystore.web.open_stores import OpenStores
-from cystore.web.task_pages import Asked
-from cystore.web.task_rows import Texts
+from cystore.web.answers import store_health, task_pages
+from cystore.web.answers.open_stores import OpenStores
+from cystore.web.answers.task_pages import Asked
+from cystore.web.answers.task_rows import Texts
 from tests.celery.conftest import wait_until
 from tests.support.celery.logs import event_message, runs, write
 from tests.support.celery.web import WebServer, asked
+from tests.support.process import Process
 
 RUNS = 60
 FIELDS = {
@@ -325,9 +328,82 @@ def test_numbers(server):
     assert [one["id"] for one in workers["v@h"]["running_now"]] == ["runs"]
 
     (store,) = server.json("api/stores")["stores"]
+    assert (store["segments"], store["quarantine"], store["replication"]) == (1, [], None)
     assert store["status"] == "ok" and {one["topic"] for one in store["topics"]} >= {events.EVENTS}
     workflow = server.json("api/workflows/t0")
     assert [(one["depth"], one["id"]) for one in workflow["tasks"]] == [(0, "t0")]
+
+
+def test_messages_of_a_topic(tmp_path):
+    """Decoded; newest first, page by page; arguments that no redaction has seen are not shown."""
+    with cystore.open(tmp_path / "store") as store:
+        for number in range(5):
+            store.put(
+                "orders", b'{"number":%d}' % number, queue_id=number % 2, keys=(f"k{number}",), tags="new"
+            )
+        store.put("orders", "früh".encode(), properties={"color": "red"})
+        store.put("orders", b"\xff\x00")
+        store.put("orders", b"x" * 100_000)
+        write(store, [event_message(events.SENT, "t", "app.t", message={"body": "secret"})])
+        headers = {"id": "later", "task": "app.later"}
+        message = LoggedMessage(headers, {}, b"secret", "application/json", "utf-8", None, "", "q")
+        body = waiting.body_of(message, [])
+        waiting.put(store, waiting.parse(body, now_ms() + 3_600_000, 0), body)
+        with WebServer(store.path) as server:
+            long, binary, text, *numbers = server.json("api/topics/orders")["messages"]
+            assert (long["body"], long["body_cut"], long["size_bytes"] > 100_000) == ("x" * 1024, True, True)
+            assert (binary["body"], binary["body_encoding"]) == ("/wA=", "base64")
+            assert (text["body"], text["properties"]["color"]) == ("früh", "red")
+            assert [one["body"] for one in numbers] == [{"number": number} for number in range(4, -1, -1)]
+            assert (numbers[0]["keys"], numbers[0]["tags"], numbers[0]["queue_id"]) == (["k4"], "new", 0)
+            odd = server.json("api/topics/orders", queue=1)["messages"]
+            assert [one["body"]["number"] for one in odd] == [3, 1]
+            found, after = [], {}
+            while not found or after["after"] is not None:
+                page = server.json("api/topics/orders", limit=3, store=store.path, **after)
+                found += [one["physical_offset"] for one in page["messages"]]
+                after = {"after": page["next"]}
+            assert len(found) == 8 and found == sorted(found, reverse=True)
+            for topic in ("celery_events", "SCHEDULE_TOPIC_XXXX"):
+                assert "secret" not in server.get(f"api/topics/{topic}").body.decode()
+            (row,) = server.json("api/eta")["tasks"]
+            assert (row["id"], row["args"], row["queue"]) == ("later", None, "q")
+            assert _asked(server, "api/topics/none").status == 404
+            for query in ("store=/none", "queue=-1", "queue=x", "after=x", "limit=0"):
+                assert _asked(server, f"api/topics/orders?{query}").status == 400, query
+            for place in ("eta", "topics/orders"):
+                wrong = _asked(server, f"api/{place}?after=WzEsMl0sMyw0XQ==")
+                assert wrong.status == 400 and "cursor" in wrong.json["detail"]
+
+
+def test_a_page_ends_within_the_asked_time(server):
+    """Its cursor continues, and all pages together have each task once."""
+    found, after = [], {}
+    while not found or after["after"] is not None:
+        page = server.json("api/tasks", text="app.task", within="1ms", **after)
+        found += [one["id"] for one in page["tasks"]]
+        after = {"after": page["next"]}
+    assert sorted(found) == sorted(f"t{number}" for number in range(RUNS))
+    assert _asked(server, "api/tasks?within=soon").status == 400
+
+
+def test_workers_that_live_and_one_that_is_killed(tmp_path):
+    """A worker lives while a process that wrote its events has the store open."""
+    with (
+        cystore.open(tmp_path / "store") as store,
+        WebServer(store.path) as server,
+        Process(fresh=True) as other,
+    ):
+        other.do(f"import cystore; store = cystore.open({str(store.path)!r})")
+        for name, pid in (("here@h", os.getpid()), ("other@h", other.pid)):
+            write(store, [event_message(events.STARTED, name, "app.t", worker=name, pid=pid)])
+
+        def alive():
+            return {one["worker"] for one in server.json("api/workers")["workers"] if one["alive"]}
+
+        assert alive() == {"here@h", "other@h"}
+        other.kill()
+        wait_until(lambda: alive() == {"here@h"}, "the page sees that the process is gone")
 
 
 def test_metrics_of_several_stores(tmp_path):

@@ -1,4 +1,4 @@
-"""Numbers about the fleet, from one pass backwards over the lifecycle log: over time, by name, by worker, by cause.
+"""Numbers about the fleet, from one pass backwards over the lifecycle log: over time, by name, by cause.
 
 A pass ends when its time is over; its answer then says from which time on it counted. Memory grows with the buckets,
 names, workers and causes, which are bounded, and with the tasks whose STARTED waits for its SENT.
@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from cystore.celery import history
@@ -23,14 +22,12 @@ from cystore.celery.lifecycle.statistics import NameStats, Runtimes
 from cystore.celery.lifecycle.task_lives import number_of, text_of
 from cystore.clock import monotonic_s, now_ms
 from cystore.operate.output import time_text
-from cystore.web.task_rows import Texts
+from cystore.web.answers.task_rows import Texts
 
 TIME_S = 2.0
 LOOK_EVERY = 64
 BUCKETS_MOST, BUCKETS = 1000, 60
 NAMES_MOST = 1000
-WORKERS_MOST = 10_000
-RUNNING_MOST = 20  # tasks of a worker that are shown
 SPAN_MS = 3_600_000
 CAUSE = re.compile(r"\s*([\w.]+)")
 OTHER = "(other names)"
@@ -44,7 +41,7 @@ COUNTED: dict[str, tuple[str, ...]] = {
     "retried": (events.RETRIED,),
     "revoked": (events.REVOKED, events.CANCELLED),
 }
-_COLUMN = {event: column for column, kinds in COUNTED.items() for event in kinds}
+COLUMN_OF = {event: column for column, kinds in COUNTED.items() for event in kinds}
 
 
 class Pass:
@@ -118,7 +115,7 @@ def stats_of(source: Source, begin_ms: int | None, step_ms: int | None) -> dict[
 
 
 def _count(event: Event, bucket: _Bucket, names: dict[str, NameStats]) -> None:
-    column = _COLUMN.get(event.event or "")
+    column = COLUMN_OF.get(event.event or "")
     if column is None or (column == "failed" and event.details.get("requeue")):
         return
     bucket.counts[column] += 1
@@ -197,61 +194,3 @@ def _error_of(entry: Event | Transition) -> str | None:
 def _cause(error: str | None) -> str | None:
     found = CAUSE.match(error or "")
     return found[1] if found else None
-
-
-# ---------------------------------------------------------------------------------------------- workers
-
-
-@dataclass
-class _Worker:
-    last_ms: int
-    event: str | None
-    seen: Counter[str] = field(default_factory=Counter)
-    running: dict[str, dict[str, Any]] = field(default_factory=dict)
-    queues: Counter[str] = field(default_factory=Counter)
-
-
-def workers_of(source: Source, begin_ms: int | None) -> dict[str, Any]:
-    """Workers by their node names: when each wrote its last event, what it runs now, what it did in the span."""
-    begin_ms = now_ms() - SPAN_MS if begin_ms is None else max(0, begin_ms)
-    workers: dict[str, _Worker] = {}
-    settled: task_lives.Remembered[None] = task_lives.Remembered()
-    read = Pass(history.events(source, begin_ms=begin_ms), TIME_S)
-    for event in read:
-        assert isinstance(event, Event)
-        details = event.details
-        name = text_of(details, "worker")
-        is_newest = event.task_id is not None and event.task_id not in settled
-        if event.task_id is not None and is_newest:
-            settled.add(event.task_id, None)
-        if name is None or (name not in workers and len(workers) >= WORKERS_MOST):
-            continue
-        worker = workers.setdefault(name, _Worker(event.time_ms, event.event))
-        column = _COLUMN.get(event.event or "")
-        worker.seen[column or "other"] += 1
-        queue = text_of(details, "queue")
-        if queue is not None:
-            worker.queues[queue] += 1
-        if is_newest and event.event == events.STARTED and event.task_id is not None:
-            worker.running[event.task_id] = {
-                "id": event.task_id,
-                "name": event.name,
-                "started": time_text(event.time_ms),
-                "pid": details.get("pid"),
-            }
-    ordered = sorted(workers.items(), key=lambda one: (-one[1].last_ms, one[0]))
-    return {
-        **read.told(begin_ms),
-        "workers": [
-            {
-                "worker": name,
-                "last_seen": time_text(one.last_ms),
-                "last_event": one.event,
-                "running": len(one.running),
-                "running_now": list(islice(one.running.values(), RUNNING_MOST)),
-                "queues": sorted(one.queues),
-                **{column: one.seen[column] for column in ("started", "succeeded", "failed", "retried")},
-            }
-            for name, one in ordered
-        ],
-    }

@@ -73,7 +73,7 @@ class Browser:
         os.close(self._from)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What a method of the protocol returns."""
+        """The answer to a method of the protocol."""
         self._number += 1
         sent: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:

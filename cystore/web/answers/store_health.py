@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from cystore import MessageStore, StoreError
+from cystore.ha.role import role_of
+from cystore.ha.status import present_status
 from cystore.operate.output import one_line, time_text
+from cystore.recovery.restore import listed
 from cystore.services.duty_table import DUTIES
-from cystore.web.open_stores import OpenStores
+from cystore.web.answers.open_stores import OpenStores
 
 TOPICS_MOST = 1000
+QUARANTINE_MOST = 100
 
 
 def healths(stores: OpenStores) -> list[dict[str, Any]]:
@@ -31,11 +35,15 @@ def _health(store: MessageStore) -> dict[str, Any]:
         "status": "damaged" if holes else "ok",
         "last_record": time_text(stats["last_store_timestamp_ms"]),
         "log_bytes": stats["wrote"] - stats["min_physical_offset"],
+        "segments": _segments(store, stats),
+        "segment_bytes": store.config.mapped_file_size_commit_log_bytes,
         "wrote": stats["wrote"],
         "flush_behind_bytes": max(0, stats["wrote"] - stats["flushed"]),
         "dispatch_behind_bytes": stats["dispatch_behind_bytes"],
         "disk_used_percent": round(store.used_disk_percent(), 1),
         "holes": holes,
+        "quarantine": _quarantine(store),
+        "replication": _replication(store, stats["wrote"]),
         "put_count": stats["put_count"],
         "put_failed": stats["put_failed"],
         "queues": stats["queues"],
@@ -61,6 +69,50 @@ def _health(store: MessageStore) -> dict[str, Any]:
             if hold.physical_offset < stats["wrote"]
         ],
     }
+
+
+def _segments(store: MessageStore, stats: dict[str, Any]) -> int:
+    size, first = store.config.mapped_file_size_commit_log_bytes, stats["min_physical_offset"]
+    return int(-(-stats["wrote"] // size) - first // size)
+
+
+def _quarantine(store: MessageStore) -> list[dict[str, Any]]:
+    """Copies of damaged bytes, and damaged ranges without one."""
+    return [
+        {
+            "name": one.name or None,
+            "begin": one.begin,
+            "end": one.end,
+            "bytes": one.size_bytes,
+            "state": one.state,
+            "reason": one.reason,
+            "found": time_text(one.found_ms),
+        }
+        for one in listed(store.path)[:QUARANTINE_MOST]
+    ]
+
+
+def _replication(store: MessageStore, wrote: int) -> dict[str, Any] | None:
+    """The role of a store that is replicated, and how far the others are; None for a store of its own."""
+    role, status = role_of(store._attached().manifest.snapshot()), present_status(store.path)
+    is_replica = role.is_slave or (role.is_elected and not status.listens)
+    if not is_replica and not role.is_elected and not status.listens and not status.slaves:
+        return None
+    told: dict[str, Any] = {"role": "replica" if is_replica else "master", "state": status.state or None}
+    if is_replica:
+        known = status.connected and status.masters_end >= 0
+        behind = max(0, status.masters_end - wrote) if known else None
+        return {
+            **told,
+            "master": status.master or None,
+            "connected": status.connected,
+            "behind_bytes": behind,
+        }
+    slaves = [
+        {"name": name, "behind_bytes": max(0, status.wrote - acknowledged) if acknowledged >= 0 else None}
+        for name, acknowledged, _ in status.slaves
+    ]
+    return {**told, "listens": status.listens or None, "slaves": slaves}
 
 
 def _duties(store: MessageStore) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cystore import StoreConfig
+from cystore import MessageStore, StoreConfig
 from cystore.celery.base.reading import Source, Stores
 from cystore.metrics import open_stores
 from cystore.metrics.open_stores import Place
@@ -22,3 +22,8 @@ class OpenStores(open_stores.OpenStores):
         if len(self.paths) == 1:
             return self.open(self.paths[0])
         return Stores({str(path): self.open(path) for path in self.paths})
+
+
+def stores_of(source: Source) -> list[MessageStore]:
+    """The single stores."""
+    return list(source.by_home.values()) if isinstance(source, Stores) else [source]

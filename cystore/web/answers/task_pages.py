@@ -8,11 +8,9 @@ short.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,16 +20,18 @@ from cystore.celery import history
 from cystore.celery.base.events import Event
 from cystore.celery.base.reading import Passed, Source, Stores
 from cystore.celery.history import Transition
-from cystore.celery.lifecycle import actions, task_lives, workflows
+from cystore.celery.lifecycle import task_lives, workflows
 from cystore.celery.lifecycle.searches import Wanted, part_of
 from cystore.clock import monotonic_s
-from cystore.web.task_rows import KNOWN_STATES, Texts, entry_row, life_row, row_of, tags_of
+from cystore.web.answers import actions
+from cystore.web.answers.open_stores import stores_of
+from cystore.web.answers.pages import numbers_of, word_of
+from cystore.web.answers.task_rows import KNOWN_STATES, Texts, entry_row, life_row, row_of, tags_of
 
 TIME_S = 2.0  # a page that finds little ends after it
 EMPTY_S = 8.0  # and one that finds nothing after this
 WORKFLOW_MOST = 500  # tasks of a workflow
 LOOK_EVERY = 64  # entries between two looks at the clock
-INT64_MAX = (1 << 63) - 1
 
 Entry = Event | Transition
 
@@ -107,33 +107,19 @@ class Cursor:
     @classmethod
     def first(cls, source: Source, asked: Asked) -> Cursor:
         """Where a list begins."""
-        ends = (store.wrote_position for store in _stores(source))
+        ends = (store.wrote_position for store in stores_of(source))
         return cls(asked.end_ms, tuple((end, end) for end in ends))
 
     @classmethod
     def of(cls, text: str, source: Source) -> Cursor:
         """The cursor that `text` made. Raises ValueError."""
-        try:
-            end_ms, *marks = json.loads(base64.b64decode(text.encode(), altchars=b"-_", validate=True))
-            found = cls(end_ms, tuple((end, before) for end, before in marks))
-            numbers = [number for mark in found.marks for number in mark] + (
-                [] if end_ms is None else [end_ms]
-            )
-            good = all(type(one) is int and 0 <= one <= INT64_MAX for one in numbers)
-        except (ValueError, TypeError, binascii.Error, RecursionError):
-            good = False
-        if not good or len(found.marks) != len(_stores(source)):
-            raise ValueError("after: it is not a cursor of this list: give the `next` of the page before")
-        return found
+        end, *marks = numbers_of(text, 1 + 2 * len(stores_of(source)))
+        return cls(end - 1 if end else None, tuple(zip(marks[::2], marks[1::2], strict=True)))
 
     def text(self) -> str:
         """The cursor as a word of an address."""
-        numbers = json.dumps([self.end_ms, *self.marks], separators=(",", ":"))
-        return base64.urlsafe_b64encode(numbers.encode()).decode()
-
-
-def _stores(source: Source) -> Sequence[Any]:
-    return list(source.by_home.values()) if isinstance(source, Stores) else [source]
+        end = 0 if self.end_ms is None else self.end_ms + 1
+        return word_of([end, *(number for mark in self.marks for number in mark)])
 
 
 class _Reader:
@@ -141,7 +127,7 @@ class _Reader:
 
     def __init__(self, source: Source, asked: Asked, cursor: Cursor, texts: Texts) -> None:
         self._source, self._asked, self._texts = source, asked, texts
-        paths = [str(store.path) for store in _stores(source)] if isinstance(source, Stores) else [""]
+        paths = [str(store.path) for store in stores_of(source)] if isinstance(source, Stores) else [""]
         self._ends = {path: mark[0] for path, mark in zip(paths, cursor.marks, strict=True)}
         self._before = {path: mark[1] for path, mark in zip(paths, cursor.marks, strict=True)}
         self._end_ms = cursor.end_ms

@@ -109,6 +109,7 @@ def row_of(
     row["traceback"] = shown(_newest(entries, "traceback")) if row["error"] else None
     row["result"] = None
     result = _result(entries, texts)
+    row["store_s"] = None if result is None else _store_s(life, result)
     if result is not None:
         _add_result(row, result, shown, ALONE_BYTES_MOST if alone else RESULT_BYTES_MOST)
     if row["traceback"] is not None and not alone:
@@ -171,6 +172,14 @@ def _add_result(
         row["error"] = row["error"] or shown(error_text(value))
         row["traceback"] = row["traceback"] or shown(text_of(meta, "traceback"))
     row["result"] = shown(value)
+
+
+def _store_s(life: Life, result: Transition) -> float | None:
+    """How long the run waited until its result was safe: from the record of the result to the run's end."""
+    started_ms, ended_ms = life.started_ms, life.ended_ms
+    if started_ms is None or ended_ms is None or not started_ms <= result.time_ms <= ended_ms:
+        return None
+    return (ended_ms - result.time_ms) / 1000
 
 
 def _newest(entries: Sequence[Event | Transition], field: str) -> str | None:
