@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 SETUP = @$(PYTHON) tools/setup_env.py
 
-.PHONY: help build run quick test test-all crash ha fuzz bench bench-check wheels release man lint format clean
+.PHONY: help build run quick test test-all crash ha fuzz bench bench-check wheels release man docs lint format clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,10 @@ release: ## everything of a release but the upload; VERSION=1.2.3
 man: ## a manual page for each command, in build/man; ARGS=FOLDER
 	$(SETUP) build
 	@$(VENV_PYTHON) -m tools.man_pages $(ARGS)
+
+docs: ## the documents as a site with a search, in build/site
+	$(SETUP) docs
+	@$(VENV_PYTHON) tools/docs_site.py $(ARGS)
 
 lint: ## ruff, formatting, mypy
 	$(SETUP) lint

@@ -1,7 +1,7 @@
 """Sets up everything that a make target needs, from nothing: system packages, .venv, Python packages, the kernels in
 place.
 
-    python3 tools/setup_env.py {build,lint,run,quick,test,test-all,bench,wheels}
+    python3 tools/setup_env.py {build,lint,run,quick,test,test-all,bench,wheels,docs}
 
 Runs under any Python 3.11+ with the standard library alone. As root on Debian it installs missing system packages by
 itself. Otherwise it names each one with the command that installs it, and stops only for indispensable ones.
@@ -73,6 +73,7 @@ EXTRAS = {
     ),
     "bench": ("bench", "celery", "redis", "cli", "filter", "spark", "report", "delta", "iceberg"),
     "wheels": ("release",),
+    "docs": ("docs",),
 }
 
 EXTRAS["quick"] = EXTRAS["test-all"] = EXTRAS["test"]
