@@ -1,6 +1,6 @@
 """The console command `cystore`: one small module for each command; see docs/commands.md.
 
-May import `cystore.cli.host` and what is below it: docs/architecture.md.
+May import `cystore.celery` and what is below it: docs/architecture.md.
 """
 
 from cystore.cli.program import main

@@ -31,6 +31,7 @@ NETWORK = {
 }
 
 # A user's program serves these files, possibly from another host or an object store.
+CGROUPS = Path("/sys/fs/cgroup")
 OTHERS = {0x65735546: "fuse"}
 # Local, and not tested: writing needs allow_any_file_system.
 UNTESTED = {
@@ -165,6 +166,32 @@ def open_files_of(pid: int) -> tuple[int, int] | None:
         return None
     limit = next((line.split()[3] for line in lines if line.startswith("Max open files")), "unlimited")
     return (count, int(limit)) if limit.isdecimal() else None
+
+
+def cgroup_files(controller: str, name: str, older_name: str) -> list[tuple[str, str]]:
+    """(path, content) of a file of the control group of this process and of each group above, which limit it, too; the
+    innermost first. `older_name` is the file's name in version 1."""
+    found = []
+    try:
+        groups = Path("/proc/self/cgroup").read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return []
+    for line in groups:
+        _, controllers, group = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = CGROUPS / controller if controllers else CGROUPS
+        for folder in (root / group.lstrip("/"), *(root / group.lstrip("/")).parents):
+            if not folder.is_relative_to(root):
+                break
+            path = folder / (older_name if controllers else name)
+            try:
+                found.append((str(path), path.read_text("ascii").strip()))
+            except (
+                OSError
+            ):  # the group of the host has none, and a container does not see groups above its own
+                continue
+    return found
 
 
 def processes_with(path: Path) -> list[tuple[int, str]]:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -221,6 +222,54 @@ def test_a_stopped_process(command, store_path):
 @pytest.mark.unsanitized  # the sanitizer itself maps more than these limits allow
 def test_limits(command, store_path, limits, check, level):
     assert levels(under(command, limits, store_path), check)[0] == level
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+NO_CGROUPS = "no control group can be made here"
+
+
+@contextmanager
+def control_group(controller, **files):
+    """A control group of this test, of either version, with the files of its limits; the path of its members."""
+    root = CGROUPS / controller if (CGROUPS / controller).is_dir() else CGROUPS
+    group = root / f"cystore-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip(NO_CGROUPS)
+    try:
+        for name, text in files.items():
+            try:
+                (group / name.replace("__", ".")).write_text(text)
+            except OSError:
+                pytest.skip(NO_CGROUPS)
+        yield group / "cgroup.procs"
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("controller", "files", "check", "level"),
+    [
+        ("pids", {"pids__max": "100"}, "group processes", "warn"),
+        ("pids", {"pids__max": "12"}, "group processes", "bad"),
+        ("pids", {"pids__max": "10000"}, "group processes", "ok"),
+        ("memory", {"memory__limit_in_bytes": str(200 << 20)}, "group memory", "warn"),
+        ("blkio", {}, "group disk", "ok"),
+    ],
+)
+@pytest.mark.may_skip(NO_CGROUPS)
+@pytest.mark.unsanitized  # the sanitizer itself needs more memory
+def test_the_control_group_of_a_unit_or_a_container(command, store_path, controller, files, check, level):
+    with control_group(controller, **files) as members:
+        words = [*command.words, "doctor", str(store_path), "--json"]
+        shell = ["sh", "-c", f'echo $$ > {members} && exec "$@"', "sh", *words]
+        done = subprocess.run(
+            shell, env=command.environment, cwd=command.folder, text=True, capture_output=True, check=False
+        )
+    found = report(done.stdout)
+    assert levels(found, check) == [level], found[check]
+    assert level == "ok" or members.parent.name in found[check][0][1]
 
 
 def test_memory_that_is_to_be_locked(command, store_path):

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from cystore.cli.host import host_checks, redis_checks, store_checks
+from cystore.cli.host import cgroup_checks, host_checks, redis_checks, store_checks
 from cystore.cli.host.site import Check, Finding, Site, bad
 from cystore.errors import StoreError
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
@@ -31,6 +31,9 @@ CHECKS: tuple[Check, ...] = (
     Check("file size", "the longest file", host_checks.file_size),
     Check("locked memory", "if `active_segment_memory` asks for it", host_checks.locked_memory),
     Check("mappings", "`vm.max_map_count` beside the files of the store", host_checks.mappings),
+    Check("group memory", "memory of the control group, of a unit or a container", cgroup_checks.memory),
+    Check("group processes", "processes of the control group", cgroup_checks.processes),
+    Check("group disk", "limits of reading and writing of the control group", cgroup_checks.disk),
     Check("content", "positions, queues, the reasons why nothing can be written", store_checks.content, "store"),
     Check("clock", "the store's time beside the wall clock", store_checks.store_clock, "content"),
     Check("backlog", "log that is not dispatched, or not on disk", store_checks.backlog, "content"),
@@ -67,24 +70,29 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "one JSON object")
 
 
-def _run(args: argparse.Namespace) -> int:
-    site = Site(args.path, store_config(args), redis_url=args.redis, reads_all=args.verify)
+def report(site: Site, *, as_json: bool) -> int:
+    """Writes the findings; returns the exit code."""
     counts = {"ok": 0, "warn": 0, "bad": 0}
     rows: list[dict[str, Any]] = []
     for check, finding in findings(site):
         counts[finding.level] += 1
-        if args.json:
+        if as_json:
             rows.append({"check": check.name, **finding._asdict()})
             continue
         write_line(f"{finding.level:<4}  {check.name:<{WIDTH}}  {one_line(finding.found)}")
         if finding.advice:
             write_line(f"      {'':<{WIDTH}}  -> {one_line(finding.advice)}")
     worst = next(level for level in ("bad", "warn", "ok") if counts[level] or level == "ok")
-    if args.json:
-        write_json({"path": str(args.path), "status": worst, "counts": counts, "checks": rows})
+    if as_json:
+        write_json({"path": str(site.path), "status": worst, "counts": counts, "checks": rows})
     else:
         write_line(f"{counts['bad']} bad, {counts['warn']} to look at, {counts['ok']} ok")
     return FOUND_WRONG if worst == "bad" else OK
+
+
+def _run(args: argparse.Namespace) -> int:
+    site = Site(args.path, store_config(args), redis_url=args.redis, reads_all=args.verify)
+    return report(site, as_json=args.json)
 
 
 COMMAND = Command(

@@ -1,4 +1,4 @@
 """Commands that only look.
 
-May import `cystore.celery` and what is below it: docs/architecture.md.
+May import `cystore.web` and what is below it: docs/architecture.md.
 """

@@ -188,7 +188,7 @@ def test_no_advice_on_settings_where_none_is_wrong(written, run):
 
 def test_no_store_there(run, url):
     more = {"find": ["--args", "x"], "diff": ["a", "b"], "timeline": ["a"], "rerun": ["a"]}
-    for name in set(NAMES) - {"create"}:
+    for name in set(NAMES) - {"create", "doctor"}:  # one makes it, the other one works without
         done = run(name, *more.get(name, ()), code=2)
         assert "there is no store here" in done.output
         assert not os.path.exists(url.removeprefix("cystore://"))
@@ -266,3 +266,17 @@ def test_the_real_command_follows(written, tmp_path):
             assert process.stderr.read() == ""
         finally:
             process.kill()
+
+
+def test_doctor(run, url, make_backend):
+    """The store, the host, and the broker if it is a Redis; a store that is not there is no error."""
+    assert "no store" in run("doctor").output
+    make_backend().store_result("id", 1, states.SUCCESS)
+    told = json.loads(run("doctor", "--json").stdout)
+    assert told["path"] == url.removeprefix("cystore://") and told["status"] != "bad"
+    checks = {one["check"]: one for one in told["checks"]}
+    assert checks["redis"]["found"] == "not checked: --redis URL"  # the broker of this app is none
+    away = Celery("shop", broker="redis://127.0.0.1:1/0", backend=url, set_as_current=False)
+    done = run("doctor", app=away, code=1)
+    assert "redis://127.0.0.1:1/0 does not answer" in done.output
+    assert "127.0.0.1:1/0" not in run("doctor", "--redis", "redis://127.0.0.1:2/0", app=away, code=1).output

@@ -1,4 +1,4 @@
 """Functions that the commands share.
 
-May import `cystore.web` and what is below it: docs/architecture.md.
+May import `cystore.cli.host` and what is below it: docs/architecture.md.
 """
