@@ -154,7 +154,7 @@ STORE: dict[str, str] = {
 
 # Name, default, unit, meaning. A test looks for all `cystore_` settings of the code.
 APP: tuple[tuple[str, Any, str, str], ...] = (
-    (recorder.SETTING, True, "", "keep the [lifecycle log](celery.md#the-lifecycle-log)"),
+    (recorder.SETTING, True, "", "keep the [lifecycle log](celery-log.md#the-lifecycle-log)"),
     (redaction.ARGS_SETTING, redaction.ARGS_CHARS, "characters", ("kept of positional and of keyword arguments; "
                                                                  "0: none")),
     (redaction.TRACEBACK_SETTING, redaction.TRACEBACK_CHARS, "characters", "kept of a traceback; 0: none"),
@@ -165,8 +165,8 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
                                      "in the store")),
     (keeping.SETTING, None, "s", ("an ETA at least so far ahead [waits in the store](eta.md); `None`: 30 with "
                                   "`cystore.celery.install(app)`, else none; `\"never\"`: none")),
-    (payload.SETTING, None, "", f'`"{payload.MESSAGE}"`: keep messages for [rerun](celery.md#sending-tasks-again)'),
-    (light_queues.SETTING, light_queues.DEFAULT, "", ("[light queues of the log](celery.md#light-queues): `worker`, "
+    (payload.SETTING, None, "", f'`"{payload.MESSAGE}"`: keep messages for [rerun](celery-commands.md#sending-tasks-again)'),
+    (light_queues.SETTING, light_queues.DEFAULT, "", ("[light queues of the log](celery-log.md#light-queues): `worker`, "
                                                      "`worker,workflow` or `off`")),
     (store_watch.SETTING, store_watch.EXIT, "", "reaction of a worker when its store is away: `exit` or `wait`"),
     (homes.HOME, None, "", ("the store for results of a process without one ([several "
@@ -194,7 +194,7 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
                                               "[metrics](metrics.md#where-they-are-served)")),
     (metrics_host.NAMES_SETTING, NAMES_MOST, "number", "pairs of a task's name and queue with labels of their own"),
     (metrics_host.UNFINISHED_SETTING, UNFINISHED_S, "s", "a task without an event for so long counts as unfinished"),
-    (duty_host.EVENTS_SETTING, False, "", "Celery's events for each turn of a [duty](celery.md#duties)"),
+    (duty_host.EVENTS_SETTING, False, "", "Celery's events for each turn of a [duty](celery-duties.md#duties)"),
 )  # fmt: skip
 
 

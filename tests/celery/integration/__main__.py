@@ -36,7 +36,7 @@ OWN_TO_REDIS = {
     f"{SUBSCRIPTIONS}test_asyncresult_get_cancels_subscription": "counts the server's PUBSUB channels",
 }
 
-# A difference on purpose, which docs/celery.md describes.
+# A difference on purpose, which docs/celery-results.md describes.
 DIFFERENT = {
     "t/integration/test_tasks.py::test_tasks::test_revoke_keeps_state_of_task_started_elsewhere": "expects REVOKED for "
     "an id that no process sent; here the worker that gets the task's message stores that state",

@@ -99,8 +99,8 @@ def test_an_event_without_any_key(store):
 
 
 def _table(heading: str) -> list[list[str]]:
-    """The rows of the first table after a heading of docs/celery.md."""
-    text = (ROOT / "docs" / "celery.md").read_text().partition(f"\n{heading}\n")[2]
+    """The rows of the first table after a heading of docs/celery-log.md."""
+    text = (ROOT / "docs" / "celery-log.md").read_text().partition(f"\n{heading}\n")[2]
     assert text, heading
     lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE).group().splitlines()[2:]
     return [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in lines]

@@ -134,7 +134,7 @@ def test_another_greenlet_runs_during_a_put(url, library, what, lock):
 
 
 def a_wait_of_a_programs_own(path: str, library: str) -> list:
-    """As docs/celery.md says it."""
+    """As docs/celery-results.md says it."""
     from tests.support.isolated.green import patched
 
     green = patched(library)

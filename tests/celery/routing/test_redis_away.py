@@ -194,7 +194,7 @@ def documented_user(redis: Redis, page: str, words: str) -> str:
 
 def test_a_user_with_the_documented_rights_is_enough(url, caplog):
     with redis_server(own=True) as redis:
-        app = app_on(documented_user(redis, "celery.md", "a Redis user for the duties needs"), url)
+        app = app_on(documented_user(redis, "celery-duties.md", "a Redis user for the duties needs"), url)
         store, there = app.backend.store, coordination_of(app)
         store_id = store_id_of(store)
         for duty in ALL.values():
