@@ -165,9 +165,10 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
                                      "in the store")),
     (keeping.SETTING, None, "s", ("an ETA at least so far ahead [waits in the store](eta.md); `None`: 30 with "
                                   "`cystore.celery.install(app)`, else none; `\"never\"`: none")),
-    (payload.SETTING, None, "", f'`"{payload.MESSAGE}"`: keep messages for [rerun](celery-commands.md#sending-tasks-again)'),
-    (light_queues.SETTING, light_queues.DEFAULT, "", ("[light queues of the log](celery-log.md#light-queues): `worker`, "
-                                                     "`worker,workflow` or `off`")),
+    (payload.SETTING, None, "", (f'`"{payload.MESSAGE}"`: keep messages for '
+                                 "[rerun](celery-commands.md#sending-tasks-again)")),
+    (light_queues.SETTING, light_queues.DEFAULT, "", ("[light queues of the log](celery-log.md#light-queues): "
+                                                     "`worker`, `worker,workflow` or `off`")),
     (store_watch.SETTING, store_watch.EXIT, "", "reaction of a worker when its store is away: `exit` or `wait`"),
     (homes.HOME, None, "", ("the store for results of a process without one ([several "
                            "hosts](celery.md#more-than-one-host))")),
