@@ -49,6 +49,8 @@ class Scheduler(CelerysScheduler):
         """Runs what is due, unless another process does; returns the seconds until the next look."""
         store = self._store()
         duty_runs.run(self.app, duty_runs.DELIVER_DELAYED, fleet=False)
+        if duty_runs.has_left_work(store):
+            return 0.0
         due_in_ms = store.maintenance.due_in_ms
         return LOOK_S if due_in_ms is None else min(max(due_in_ms / 1000, 0.01), LOOK_S)
 

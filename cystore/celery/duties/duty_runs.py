@@ -15,6 +15,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from celery.exceptions import ImproperlyConfigured
@@ -57,6 +58,8 @@ class Duty(NamedTuple):
     needed: Callable[[MessageStore], bool]
     # True: it uses connections to the broker, which belong to one thread (under greenlets: to one hub)
     sends: bool = False
+    # True: a turn that its bound ended is followed by another one at once, not after a period
+    goes_on: bool = False
 
     @property
     def task(self) -> str:
@@ -119,7 +122,7 @@ def _scrub(app: Any, store: MessageStore) -> tuple[int, bool]:
 
 
 REPUT = Duty("reput", 1.0, 0.5, 5.0, _reput, lambda store: store.maintenance.dispatch_bytes > 0)
-DELIVER_DELAYED = Duty("deliver_delayed", 1.0, 0.5, 5.0, _deliver, _delayed, sends=True)
+DELIVER_DELAYED = Duty("deliver_delayed", 1.0, 0.5, 5.0, _deliver, _delayed, sends=True, goes_on=True)
 CLEAN_EXPIRED = Duty("clean_expired", 10.0, 2.0, 30.0, _clean, lambda store: store.maintenance.clean)
 FLUSH = Duty("flush", 2.0, 1.0, 15.0, _flush, lambda store: store.maintenance.flush_bytes > 0)
 CHECKPOINT = Duty(
@@ -266,7 +269,8 @@ def run(app: Any, duty: Duty, *, fleet: bool = True) -> int | None:
     Errors of the store are logged, a lasting one once; they are never raised, because the next tick tries again.
     """
     store = store_of(app)
-    begun, begun_ms, done = monotonic_s(), now_ms(), 0
+    begun, begun_ms, done, more = monotonic_s(), now_ms(), 0, False
+    _left_work.discard((store.path, duty.name))
     with lease_for(app, store, duty, fleet=fleet) as held:
         if held is None:
             log.debug("%s: another worker has the lease", duty.name)
@@ -285,6 +289,8 @@ def run(app: Any, duty: Duty, *, fleet: bool = True) -> int | None:
                     outcome = Outcome.LOST
                     break
             _troubles[store.path, duty.name].over()
+            if more and duty.goes_on and outcome is Outcome.DONE:
+                _left_work.add((store.path, duty.name))
         except FencedError:
             outcome = Outcome.LOST
         except StoreClosedError:
@@ -366,12 +372,22 @@ def _is_needed(store: MessageStore, duty: Duty) -> bool:
         return True
 
 
+def has_left_work(store: MessageStore) -> bool:
+    """Whether this process ended a turn of a duty of the store only because its time was over: the next turn is due
+    at once."""
+    return any(path == store.path for path, _ in _left_work)
+
+
 def _since_s(store: MessageStore, duty: Duty) -> float:
-    """The time since a duty last began; after a clock was set back it counts as long ago."""
+    """The time since a duty last began; long ago if this process left work of it, or after a clock was set back."""
+    if (store.path, duty.name) in _left_work:
+        return float("inf")
     since_ms = now_ms() - store.duties.last(duty.name).begun_ms
     return since_ms / 1000 if since_ms >= 0 else float("inf")
 
 
+# By path and name: duties whose last turn in this process ended with work to do.
+_left_work: set[tuple[Path, str]] = set()
 _troubles: defaultdict[tuple[object, str], Trouble] = defaultdict(Trouble)
 
 

@@ -41,6 +41,7 @@ log = logging.getLogger("cystore.celery")
 
 EVENTS_SETTING = "cystore_duty_events"
 LOOK_S = 1.0
+GO_ON_S = 0.01  # between two turns of which the first left work: a fork, and other workers, come in
 MISSED_PERIODS = 3  # after so many without a run, a needed duty counts as not done
 PRUNE_S = 600.0
 JOIN_S = 10.0
@@ -143,7 +144,7 @@ class Keeper:
         self._began, self._next_beat, self._next_prune = monotonic_s(), 0.0, 0.0
         self._asked: dict[str, str] = {}  # task ids by task name; single operations, so threads need no lock
         self._log = MinuteLog(store.path)
-        self._woken, self._pause_s = threading.Event(), LOOK_S
+        self._woken, self._pause_s, self._goes_on = threading.Event(), LOOK_S, False
         self._listens = False  # the store's next append wakes this thread
 
     def introduction(self) -> str:
@@ -171,12 +172,14 @@ class Keeper:
         with TURN:
             quiet = self._is_quiet()
             progress = self.run_once()
+            self._goes_on = duty_runs.has_left_work(self._store)
             self._pause_s = duty_runs.quiet_s(self._store, LOOK_S) if quiet else LOOK_S
             return progress
 
     def wait(self, timeout_s: float) -> None:
-        """Waits a second. In a quiet time it waits until something is appended, a tick comes, or something is due."""
-        self._woken.wait(max(self._pause_s, timeout_s))
+        """Waits a second. In a quiet time it waits until something is appended, a tick comes, or something is due. It
+        does not wait while a turn left work."""
+        self._woken.wait(GO_ON_S if self._goes_on else max(self._pause_s, timeout_s))
         self._woken.clear()
 
     def wake(self) -> None:

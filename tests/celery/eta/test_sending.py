@@ -13,9 +13,11 @@ from celery.utils import uuid
 
 from cystore.celery import homes, install
 from cystore.celery.duties import duty_runs
+from cystore.celery.duties.main_process import Keeper
 from cystore.celery.eta import keeping, remote, sending, waiting
 from cystore.celery.stores import close_shared
 from cystore.clock import now_ms
+from cystore.services.duty_table import DutyRun, Outcome
 from tests.celery.conftest import wait_until
 from tests.support.celery import work
 from tests.support.isolated import fresh
@@ -106,6 +108,27 @@ def test_a_store_is_not_quiet_while_a_due_task_was_not_sent(app):
     assert sending.send_due(app, store) == (1, True)
     store.dispatch()
     assert duty_runs.quiet_s(store, 0.1) > 0.1
+
+
+def test_a_turn_that_its_bound_ended_is_followed_by_the_next_one_at_once(app, monkeypatch):
+    """Seen: a turn of half a second each second, so due tasks came late although nothing else was to do."""
+    one_step = duty_runs.DELIVER_DELAYED._replace(bound_s=-1.0)
+    monkeypatch.setitem(duty_runs.ALL, one_step.name, one_step)
+    monkeypatch.setattr(sending, "STEP_MESSAGES", 2)
+    store = app.backend.store
+    for ticks in (False, True):
+        for _ in range(5):
+            app.tasks["add"].apply_async((1, 1), countdown=LATER_S)
+        deliver(app)
+        keeper = Keeper(app, store, "w@here", ("worker",), ticks=ticks)
+        keeper._began -= 1000.0
+        store.duties.ran(one_step.name, DutyRun(0, 0, 0, Outcome.DONE))  # long ago
+        for left in (True, True, True):
+            keeper.turn()
+            assert duty_runs.has_left_work(store) == keeper._goes_on == left
+        assert not sending.is_due(store)
+        keeper.turn()
+        assert not keeper._goes_on, "nothing is left"
 
 
 HOSTILE = {

@@ -65,10 +65,11 @@ def test_a_task_waits_in_the_store_and_not_in_the_broker(eta_fleet):
     eta_fleet.start("--concurrency=1")
     assert result.get(timeout=PATIENCE_S) == 5
     assert now_ms() >= due_ms - 1000
-    wait_until(lambda: events.SUCCEEDED in events_of(eta_fleet, result.id), "the end is logged")
-    assert events_of(eta_fleet, result.id) == [
-        events.SCHEDULED, events.SENT, events.FIRED, events.RECEIVED, events.STARTED, events.SUCCEEDED,
-    ]  # fmt: skip
+    ends = {events.FIRED, events.SUCCEEDED}
+    wait_until(lambda: ends <= set(events_of(eta_fleet, result.id)), "both ends are logged")
+    seen = events_of(eta_fleet, result.id)
+    seen.remove(events.FIRED)  # noted behind the sending, and a worker may be faster
+    assert seen == [events.SCHEDULED, events.SENT, events.RECEIVED, events.STARTED, events.SUCCEEDED]
     assert not ids_waiting(eta_fleet)
 
 
