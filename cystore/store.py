@@ -7,6 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -44,7 +45,7 @@ from cystore.filters.given_filter import Filter
 from cystore.ha.link.address import split_url
 from cystore.services.threads import ServiceThread
 from cystore.surface.arrivals import StoreArrivals
-from cystore.surface.consumers import StoreConsumers
+from cystore.surface.consumers import StoreConsumers, taken_up_to
 from cystore.surface.once import StoreOnce
 from cystore.surface.places import StorePlaces
 from cystore.surface.timed import StoreTimed
@@ -335,6 +336,7 @@ class MessageStore(
         if type(self).put_many is MessageStore.put_many:
             self.put_many = keeping(self, parts.appender.put_many)  # type: ignore[method-assign]
         parts.group_offsets = _group_offsets
+        parts.cleaner.untaken.group_offset = partial(taken_up_to, weakref.ref(parts))
         # The threads keep the parts, not this object. So a store without references is closed, and they end.
         with os_threads.works_for(self.path):
             for name in self.config.services:

@@ -51,6 +51,7 @@ from cystore.services.delay.timer import Timer
 from cystore.services.delay.timer_blocks import TimerBlocks
 from cystore.services.delay.waiting import WaitingQueues
 from cystore.services.delay.withdraw import Withdrawals
+from cystore.services.retention.untaken import Untaken
 from cystore.services.service_waits import Sleepers
 from cystore.system import folders, platform
 from cystore.system.store_lock import StoreLocks
@@ -197,6 +198,7 @@ def compose(
         compactor,
         policy,
         manifest,
+        Untaken(control, queues),
     )
     compactor.in_force.look_at_open()
     newest = Newest(control, commit_log, reader, compactor)

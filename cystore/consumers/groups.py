@@ -386,6 +386,14 @@ def table_of(parts: Attachment) -> GroupTable:
     return found
 
 
+def own_offset(parts: Attachment, topic: str) -> int | None:
+    """The offset, in queue 0 of a topic, of the group that has the topic's name; None without one."""
+    table = table_of(parts).table
+    row = table.find((topic, topic, 0))
+    offset = NO_OFFSET if row is None else table.offset(row)
+    return None if offset == NO_OFFSET else offset
+
+
 def _make_table(parts: Attachment) -> object:
     with _making:
         if parts.groups is None:

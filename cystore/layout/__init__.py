@@ -70,6 +70,7 @@ from cystore.layout.topics import (
     OWN_GROUPS,
     OWN_TOPICS,
     SCHEDULE_TOPIC,
+    TAKEN_TOPICS,
     TRANSACTION_GROUP,
     refuse_own_topic,
 )
@@ -134,6 +135,7 @@ __all__ = [
     "RECORD_PARTS",
     "RELEASE",
     "SCHEDULE_TOPIC",
+    "TAKEN_TOPICS",
     "TOTAL_SIZE",
     "TRANSACTION_GROUP",
     "TYPE_BYTES",

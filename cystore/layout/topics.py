@@ -23,6 +23,9 @@ OWN_TOPICS: dict[str, str] = {
 # Groups whose offsets are notes of the store: TransactionalMessageUtil.buildConsumerGroup.
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 OWN_GROUPS = frozenset({TRANSACTION_GROUP})
+# Topics of the plugin into whose queue 0 the store delivers, for the group of the same name: what that has not taken
+# stays in the log.
+TAKEN_TOPICS = ("celery_eta", "celery_beat")
 
 # Begins the name of a light queue (MixAll.LMQ_PREFIX), which is a topic with one queue, 0.
 LMQ_PREFIX = "%LMQ%"

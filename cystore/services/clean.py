@@ -38,6 +38,7 @@ from cystore.services.compact.compactor import Compactor
 from cystore.services.delay.carry import Carrier
 from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.retention.hold import HoldTable
+from cystore.services.retention.untaken import Untaken
 from cystore.value_class import value_class
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Cleaner:
         compactor: Compactor,
         policy: Policy,
         manifest: Manifest,
+        untaken: Untaken,
     ) -> None:
         self._control, self._commit_log, self._follower = control, commit_log, follower
         self._remover = remover
@@ -98,7 +100,7 @@ class Cleaner:
         self._delivered, self._carrier, self._compactor = delivered, carrier, compactor
         self._root = commit_log.files.directory.parent
         self._manifest = manifest
-        self.holds = HoldTable(control, manifest)
+        self.holds, self.untaken = HoldTable(control, manifest), untaken
         self.log = LogCleaner(control, commit_log, policy, manifest)
         self._told_paused = ""
         self._undispatched_go = False  # whether this clean removes undispatched records
@@ -274,6 +276,7 @@ class Cleaner:
         for name, hold in self.holds.read().items():
             if not hold.keeps_nothing:
                 yield Need(name, hold.physical_offset, hold.max_age_ms)
+        yield from self.untaken.needs()
 
     def _remove_segments(self, max_segments: int | None, *, forced: bool, until_s: float | None) -> int:
         """Carries waiting messages forward first. A delivered or carried copy must be durable before its source is

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cystore.attachment.attachment import StoreHandle
+from cystore.attachment.attachment import Attachment, StoreHandle
 from cystore.filters.given_filter import Filter
 from cystore.system.threads.reentry import undisturbed
 
@@ -60,3 +61,11 @@ class StoreConsumers(StoreHandle):
             max_reconsume_times=max_reconsume_times, max_in_flight=max_in_flight,
         )  # fmt: skip
         return undisturbed(make)
+
+
+def taken_up_to(parts: weakref.ref[Attachment], topic: str) -> int | None:
+    """For cleaning, which is below consumer groups: the offset of the plugin's group in its topic."""
+    from cystore.consumers.groups import own_offset
+
+    there = parts()
+    return None if there is None else own_offset(there, topic)

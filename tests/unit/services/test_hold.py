@@ -10,6 +10,7 @@ import pytest
 
 import cystore
 from cystore._native.record.checksum import crc32c
+from cystore.layout import TAKEN_TOPICS
 from cystore.services.retention.hold import Hold, hold_fields, parse_hold_map
 from tests.support.cleaning import check_cleaned, filled
 from tests.support.clock import turn
@@ -20,6 +21,10 @@ pytestmark = pytest.mark.unsanitized  # about what is kept, which no kernel deci
 
 EXPIRED = {"file_reserved_time_h": 0}
 HOUR_MS = 3_600_000
+
+
+def begin_of(store):
+    return store._attached().control.min_physical_offset
 
 
 def test_i7_what_is_held_stays_until_the_hold_moves_on(tmp_path):
@@ -36,6 +41,38 @@ def test_i7_what_is_held_stays_until_the_hold_moves_on(tmp_path):
         assert not store.release("archive")
         assert store.clean().min_physical_offset > put[150].physical_offset
         check_cleaned(store, put)
+
+
+@pytest.mark.parametrize("topic", TAKEN_TOPICS)
+def test_i7_what_was_delivered_for_workers_stays_until_one_took_it(tmp_path, topic):
+    """Seen: a process without workers delivered due tasks, and they expired before a worker came."""
+    path = tmp_path / "s"
+    with open_small(path, **EXPIRED) as store:
+        filled(store)
+        for body in (b"taken", b"first", b"second"):
+            store.put(topic, body, delay_ms=1)
+        while store.maintenance.delayed or store.stats()["delayed"]:
+            store.deliver()
+        store.groups.commit(topic, topic, 0, 1)
+        filled(store)
+        assert store.clean().segments > 0
+        begin = store.groups.pull(topic, topic, 0).messages[0].physical_offset
+        assert begin_of(store) == begin // LOG_BYTES * LOG_BYTES
+        assert any(topic in need.owner for need in store._attached().cleaner.needs())
+    with open_small(path, **EXPIRED) as store:  # nobody asked for the group before this clean
+        assert store.clean().segments == 0
+        taken = store.groups.pull(topic, topic, 0).messages
+        assert [bytes(message.body) for message in taken] == [b"first", b"second"]
+        store.groups.commit(topic, topic, 0, 3)
+        assert store.clean().segments > 0 and begin_of(store) > begin
+
+
+def test_i7_what_no_worker_ever_took_stays(tmp_path):
+    with open_small(tmp_path / "s", **EXPIRED) as store:
+        store.put(TAKEN_TOPICS[0], b"first")
+        filled(store)
+        assert store.clean().files == 0
+        assert store.groups.pull(TAKEN_TOPICS[0], TAKEN_TOPICS[0], 0).messages
 
 
 def test_the_lowest_of_several_holds_decides(tmp_path):
