@@ -37,7 +37,7 @@ from cystore._native.record.properties cimport (
 from cystore._native.append.put cimport (
     FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_DELAY_MS,
     PUT_DELIVER_AT_MS, PUT_EXPIRES_AT_MS, PUT_FLAG, PUT_FLUSH, PUT_KEYS, PUT_PROPERTIES, PUT_QUEUE_ID, PUT_TAGS,
-    PUT_UNIQUE_KEY, TAIL_BYTES,
+    PUT_UNIQUE_KEY, SPECIAL_OTHER, SPECIAL_TIMED, TAIL_BYTES,
     TOPIC_CACHE, at_its_place, cached_topic, exact_topic, forbidden, int32_of, place_topic, put_options, refuse_own,
     set_born_host, set_store_host, topic_place
 )
@@ -88,8 +88,6 @@ cdef class Appender(AppendLoop):
     """
 
     cdef GroupCommit commits        # None: the policy does all waits
-    cdef bint timed                 # the manifest says that messages may wait until a time of their own
-    cdef int64_t look_ms            # from then on, a put with a time looks whether anybody delivers
 
     def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
                  int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default, int32_t delay_levels,
@@ -120,7 +118,7 @@ cdef class Appender(AppendLoop):
         self.defaults.flush = FLUSH_SYNC if sync_by_default else 0
         if replicated_by_default:
             self.defaults.flush |= FLUSH_REPLICATED
-        self.defaults.special = False
+        self.defaults.special = 0
         self.defaults.expires_at_ms = self.defaults.delay = 0
         self.delay_max_ms = delay_max_ms
         self.delay_levels = delay_levels
@@ -354,12 +352,13 @@ cdef class Appender(AppendLoop):
         if values[PUT_EXPIRES_AT_MS] != NONE:
             options.expires_at_ms = exact_whole(
                 "expires_at_ms", <object>values[PUT_EXPIRES_AT_MS], 1, EXPIRES_AT_MAX_MS, MessageIllegalError)
-        options.special |= options.properties != NONE or options.unique_key != NONE or options.delay_level != 0 \
-            or options.expires_at_ms != 0
+        if options.properties != NONE or options.unique_key != NONE or options.delay_level != 0 \
+                or options.expires_at_ms != 0:
+            options.special |= SPECIAL_OTHER
         if values[PUT_DELIVER_AT_MS] != NONE or values[PUT_DELAY_MS] != NONE:
             options.delay = delay_of(<object>values[PUT_DELIVER_AT_MS], <object>values[PUT_DELAY_MS],
                                      options.delay_level)
-            options.special = True
+            options.special |= SPECIAL_TIMED
         return 0
 
     cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options):

@@ -36,6 +36,8 @@ cdef enum:
 cdef enum:
     FLUSH_SYNC = 1              # waits until the message is on the disk
     FLUSH_REPLICATED = 2        # waits until a slave has the message
+    SPECIAL_TIMED = 1           # it waits until a time of its own
+    SPECIAL_OTHER = 2           # not for the fast paths
 
 # The other keyword arguments of a put. The caller owns the objects.
 cdef struct put_options:
@@ -48,7 +50,7 @@ cdef struct put_options:
     int32_t flag
     int32_t delay_level
     int flush               # FLUSH_SYNC, FLUSH_REPLICATED; 0: does not wait
-    bint special            # not for the fast path
+    int special             # SPECIAL_TIMED, SPECIAL_OTHER; 0: for the fast path
 
 cdef enum:
     LARGE_BODY_BYTES = 16 * 1024    # the checksum of a body this long is computed before the lock
@@ -86,6 +88,8 @@ cdef class FastAppender:
     cdef put_options defaults       # the options of a put without these arguments
     cdef int32_t delay_levels
     cdef int64_t delay_max_ms       # of deliver_at_ms and delay_ms
+    cdef bint timed                 # the manifest says that messages may wait until a time of their own
+    cdef int64_t look_ms            # from then on, a put with a time looks whether anybody delivers
     cdef int64_t light_queues_max   # 0: messages have no light queues
     cdef object store_put        # the store's `put`, for keywords that only it knows
     cdef uint64_t place_ticks       # the counter when an append last saw that the store is at its place

@@ -3,6 +3,8 @@ from typing import Any
 
 from cystore._native.record.message import PutResult
 
+SCHEDULE_TOPIC: str
+
 class FastAppender:
     @property
     def policy(self) -> Any: ...

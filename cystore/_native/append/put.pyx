@@ -7,7 +7,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_REFCNT, Py_XDECREF, Py_XINCREF
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
 from cystore._native.append.append cimport APPEND_OK, append_one, counter_now, expect_turn
 from cystore._native.append.arguments cimport (
@@ -15,21 +15,29 @@ from cystore._native.append.arguments cimport (
     known_callers, place_defaults, place_keywords
 )
 from cystore._native.layout cimport (
-    HOST_V4_BYTES, LOCK_APPEND, PROPERTY_END, RECORD_SIZE_MIN, RECORD_TAIL_FIXED_BYTES, RECORD_TOPIC_LENGTH_BYTES,
-    control_block, own_topic, queue_entry, store_be16
+    HOST_V4_BYTES, LOCK_APPEND, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES, PROPERTY_END, PROPERTY_NAME_END,
+    PROPERTY_REAL_QID, PROPERTY_REAL_QID_BYTES, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, RECORD_SIZE_MIN,
+    RECORD_TAIL_FIXED_BYTES, RECORD_TOPIC_LENGTH_BYTES, TIMER_QUEUE_ID, control_block, own_topic, queue_entry,
+    store_be16
 )
 from cystore._native.memory.locks cimport control_enter, control_unlock, control_wake_queue, control_wake_sleepers
 from cystore._native.memory.queue_table cimport control_find_queue
-from cystore._native.record.argument_checks cimport exact_text
+from cystore._native.record.argument_checks cimport delay_of, exact_text
 from cystore._native.record.message cimport PutResult, put_result
-from cystore._native.record.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, only_key, put_ascii
+from cystore._native.record.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, only_key, put_ascii, put_decimal
 from cystore._native.record.record_read cimport topic_valid
 from cystore._native.record.record_write cimport append_item, failpoint
 
 import sys
 
 from cystore.errors import MessageIllegalError
-from cystore.layout import refuse_own_topic
+from cystore.layout import SCHEDULE_TOPIC, refuse_own_topic
+
+cdef extern from "wallclock.h" nogil:
+    int CLOCK_BOOTTIME
+    int CLOCK_REALTIME
+    int64_t clock_read_ms(int which)
+    int64_t store_clock_at(control_block* block, int64_t wall, int64_t boot, bint looks)
 
 cdef extern from "free_lock.h" nogil:
     bint free_lock_compare()
@@ -42,8 +50,14 @@ cdef extern from "Python.h":
 cdef enum:
     PUT_POSITIONAL = 2
     PUT_FAST = 1 << PUT_KEYS | 1 << PUT_TAGS  # the keywords that nearly every call has
+    PUT_TIMED = PUT_FAST | 1 << PUT_DELIVER_AT_MS | 1 << PUT_DELAY_MS
+    TIMED_BYTES = 96  # of the properties of a message that waits, but for its topic: three names, and two numbers
+    TIMED_ROOM = 256  # for what delivery may add to the record
     LAST_RESULT_UNUSED = 2  # references: the appender's, and the local reference of result_of
     NOTHING_APPENDED = -1
+
+
+cdef str _schedule_topic = SCHEDULE_TOPIC
 
 
 cdef str exact_topic(object topic):
@@ -154,12 +168,84 @@ cdef inline int32_t fast_properties(cached_topic* cached, PyObject* keys, PyObje
     return <int32_t>(at - begin)
 
 
+cdef inline void ordinary_item(FastAppender self, append_item* item, cached_topic* cached, PyObject* body,
+                               int32_t properties_len) noexcept:
+    """Fills the item of an ordinary message, whose topic and properties are in the tail of `cached`. The compiler knows
+    many of these values wherever the item is used."""
+    store_be16(cached.tail + cached.length + RECORD_TOPIC_LENGTH_BYTES, <uint16_t>properties_len)
+    item.body = <const uint8_t*>PyBytes_AS_STRING(<object>body)
+    item.body_len = <int32_t>PyBytes_GET_SIZE(<object>body)
+    item.topic_len = cached.length
+    item.properties_len = properties_len
+    item.tail = cached.tail
+    item.born_host = item.store_host = self.blank.store_host
+    item.born_host_len = item.store_host_len = <int32_t>HOST_V4_BYTES
+    item.size = <int32_t>RECORD_SIZE_MIN + item.body_len + item.topic_len + item.properties_len
+    item.entry = cached.entry
+    item.topic = item.properties = NULL
+    item.sys_flag = item.reconsume_times = 0
+    item.born_timestamp = -1
+    item.prepared_transaction_offset = 0
+    item.physical_offset = item.queue_offset = item.store_timestamp = 0  # until it is appended
+    item.body_checksum = 0
+    item.has_body_checksum = False
+
+
+cdef inline uint8_t* put_name(uint8_t* at, const char* name, int64_t length) noexcept:
+    """Writes the begin of one more property."""
+    at[0] = PROPERTY_END
+    memcpy(at + 1, name, length)
+    at[length + 1] = PROPERTY_NAME_END
+    return at + length + 2
+
+
+cdef bint append_timed(FastAppender self, PyObject* topic, PyObject* body, PyObject* keys, PyObject* tags,
+                       const put_options* options, append_item* item, uint64_t ticks) noexcept:
+    """`append_fast` for a message that waits until a time of its own. Appender appends the first one, one that is due
+    by now or would wait too long, and now and then one, to look whether anybody delivers."""
+    cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
+    cdef cached_topic* timer = topic_place(self, <PyObject*>_schedule_topic, TIMER_QUEUE_ID)
+    cdef uint8_t* begin
+    cdef uint8_t* at
+    cdef int64_t now, due
+    cdef int32_t properties_len
+    if self.target.block == NULL or not self.timed or options.flush & FLUSH_REPLICATED \
+            or not PyBytes_CheckExact(<object>body) \
+            or PyBytes_GET_SIZE(<object>body) + TIMED_ROOM > self.fast_body_bytes \
+            or cached.topic != topic or cached.queue_id != options.queue_id or own_topic(cached.text, cached.length) \
+            or timer.topic != <PyObject*>_schedule_topic or timer.queue_id != <int32_t>TIMER_QUEUE_ID \
+            or timer.entry == NULL or not at_its_place(self, ticks):
+        return False
+    now = store_clock_at(self.target.block, clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME), True)
+    due = options.delay if options.delay > 0 else now - options.delay + 1
+    if due <= now or due - now > self.delay_max_ms or now >= self.look_ms:
+        return False
+    properties_len = fast_properties(timer, keys, tags)
+    begin = timer.tail + timer.length + <int32_t>RECORD_TAIL_FIXED_BYTES
+    at = begin + properties_len
+    if properties_len < 0 or at + TIMED_BYTES + cached.length > &timer.tail[TAIL_BYTES]:
+        return False
+    at = put_decimal(put_name(at, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES), due)
+    at = put_name(at, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES)
+    memcpy(at, cached.text, cached.length)
+    at = put_decimal(put_name(at + cached.length, PROPERTY_REAL_QID, PROPERTY_REAL_QID_BYTES), options.queue_id)
+    if properties_len == 0:  # no property before, so no separator
+        memmove(begin, begin + 1, at - begin - 1)
+        at -= 1
+    ordinary_item(self, item, timer, body, <int32_t>(at - begin))
+    item.queue_id = TIMER_QUEUE_ID
+    item.flag = options.flag
+    return append_at_once(self, item, ticks) == APPEND_OK
+
+
 cdef inline bint append_fast(FastAppender self, PyObject* topic, PyObject* body, PyObject* keys, PyObject* tags,
                              const put_options* options, append_item* item, uint64_t ticks) noexcept:
     """Appends the message and fills `item`, if the message is ordinary and there is no obstacle. No Python code runs
     meanwhile, so no other thread uses `self`."""
     cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
     cdef int32_t properties_len
+    if options.special == SPECIAL_TIMED:
+        return append_timed(self, topic, body, keys, tags, options, item, ticks)
     if self.target.block == NULL or options.special or options.flush & FLUSH_REPLICATED \
             or not PyBytes_CheckExact(<object>body) or PyBytes_GET_SIZE(<object>body) > self.fast_body_bytes \
             or not at_its_place(self, ticks):
@@ -170,26 +256,9 @@ cdef inline bint append_fast(FastAppender self, PyObject* topic, PyObject* body,
     properties_len = fast_properties(cached, keys, tags)
     if properties_len < 0:
         return False
-    store_be16(cached.tail + cached.length + RECORD_TOPIC_LENGTH_BYTES, <uint16_t>properties_len)
-    item.body = <const uint8_t*>PyBytes_AS_STRING(<object>body)
-    item.body_len = <int32_t>PyBytes_GET_SIZE(<object>body)
-    item.topic_len = cached.length
-    item.properties_len = properties_len
-    item.tail = cached.tail
-    item.born_host = item.store_host = self.blank.store_host
-    item.born_host_len = item.store_host_len = <int32_t>HOST_V4_BYTES
-    item.size = <int32_t>RECORD_SIZE_MIN + item.body_len + item.topic_len + item.properties_len
+    ordinary_item(self, item, cached, body, properties_len)
     item.queue_id = options.queue_id
     item.flag = options.flag
-    item.entry = cached.entry
-    # The compiler knows these values wherever the item is used.
-    item.topic = item.properties = NULL
-    item.sys_flag = item.reconsume_times = 0
-    item.born_timestamp = -1
-    item.prepared_transaction_offset = 0
-    item.physical_offset = item.queue_offset = item.store_timestamp = 0  # until it is appended
-    item.body_checksum = 0
-    item.has_body_checksum = False
     return append_at_once(self, item, ticks) == APPEND_OK
 
 
@@ -232,7 +301,13 @@ cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObj
             return call_python((<FastAppender>appender).store_put, given, positional, names)
         place_defaults(_defaults, keyword_bits, values)
         options = &call_options
-        (<FastAppender>appender).read_options(values, options)
+        if keyword_bits & ~PUT_TIMED:
+            (<FastAppender>appender).read_options(values, options)
+        else:
+            options[0] = (<FastAppender>appender).defaults
+            options.delay = delay_of(<object>values[PUT_DELIVER_AT_MS], <object>values[PUT_DELAY_MS], 0)
+            options.special = SPECIAL_TIMED if values[PUT_DELIVER_AT_MS] != <PyObject*>None \
+                or values[PUT_DELAY_MS] != <PyObject*>None else 0
     if not append_fast(<FastAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options,
                         &item, ticks):
         return (<FastAppender>appender).put_any(<object>given[0], <object>given[1], values[PUT_KEYS],

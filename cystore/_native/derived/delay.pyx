@@ -23,6 +23,7 @@ from cystore._native.layout cimport (
     timer_block_set_synced, timer_block_sorted, timer_block_synced
 )
 
+from cystore._native.system.failpoint import failpoint
 from cystore.errors import SyncFailedError
 
 cdef extern from *:
@@ -185,11 +186,18 @@ cdef class TimerBlock:
 
     def leave(self, int64_t place, int64_t position):
         """Notes that the record at `position` took the place of a message."""
-        self._check(place)
-        if not self.file.writable or not 0 < position < POSITION_MAX:
-            raise ValueError(f"position {position} cannot be noted")
-        timer_block_set_changes(self.at, timer_block_changes(self.at) + 1)
-        store_u64(self._word(place), bswap64(_note(self.begin + place, position)))
+        self.leave_all([(self.begin + place, position)])
+
+    def leave_all(self, list left not None):
+        """The same for many messages of the block: (queue offset, position) of each."""
+        cdef int64_t place, position
+        for one, at in left:
+            place, position = one - self.begin, at
+            self._check(place)
+            if not self.file.writable or not 0 < position < POSITION_MAX:
+                raise ValueError(f"position {position} cannot be noted")
+            timer_block_set_changes(self.at, timer_block_changes(self.at) + 1)
+            store_u64(self._word(place), bswap64(_note(self.begin + place, position)))
 
     def left(self, int64_t place):
         """The position of the record that took a message's place; 0: the message waits, -1: the note is damaged."""
@@ -325,3 +333,40 @@ cdef class TimerBlock:
             number += 1
             room -= 1
         return found, number, None
+
+
+class NeedsRoom(Exception):
+    """`replace_one` met an obstacle, and nothing was appended."""
+
+
+def refuse_room(*_):
+    """In the place of a policy's ways to make room: raises NeedsRoom."""
+    raise NeedsRoom
+
+
+def replace_one(Delivered delivered not None, TimerBlock block not None, int64_t slot, int64_t queue_offset,
+                int64_t queue_end, append, list record not None):
+    """Appends the record that takes the place of a waiting message of the timer, and notes that it left, under the
+    deliver lock. Returns the results of `append(record)`. None if the message has left, the queue has not that end any
+    more, deliveries are uncounted, another process has the lock, or `append` raised NeedsRoom: then nothing was done.
+
+    No bytecode runs meanwhile, so no signal handler that could wait for this thread.
+    """
+    cdef Control control = delivered.control
+    with control.held_if_free("deliver") as turn:
+        if not turn.held or delivered.unfinished or control.queue_end(slot) != queue_end \
+                or block.left(queue_offset - block.begin) != 0:
+            return None
+        delivered.position = control.wrote
+        delivered.unfinished = True
+        failpoint("deliver.begun")
+        try:
+            put = append(record)
+        except NeedsRoom:
+            delivered.unfinished = False
+            return None
+        failpoint("withdraw.appended")
+        block.leave(queue_offset - block.begin, put[0].physical_offset)
+        failpoint("withdraw.counted")
+        delivered.unfinished = False
+        return put

@@ -19,7 +19,7 @@ from cystore._native.layout cimport (
 from cystore._native.memory.atomics cimport load_i64
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.property_read cimport due_time_possible
+from cystore._native.record.property_read cimport due_time_possible, property_find, property_view
 from cystore._native.record.record_read cimport parts_of, record_at, topic_valid, view_of, walk_begin
 from cystore._native.record.record_view cimport RECORD_OK, record_parts, record_view
 from cystore._native.record.window cimport LogWindow, WINDOW_NEED_SEGMENT, log_window, window_bytes
@@ -27,6 +27,7 @@ from cystore._native.record.window cimport LogWindow, WINDOW_NEED_SEGMENT, log_w
 from cystore.errors import CorruptRecordError, OffsetError
 
 cdef enum:
+    EVERY_BYTES = 11    # of the name DELAY_EVERY (cystore/services/delay/recurring.py)
     CHOSEN = 64         # messages that are read without the GIL before their copies are made
 
 cdef enum RunStatus:
@@ -207,6 +208,7 @@ cdef class DueRuns:
         cdef size_t available
         cdef int64_t physical_offset = queue_entry_disk_physical_offset(entry)
         cdef int32_t size = queue_entry_disk_size(entry)
+        cdef property_view every
         cdef int64_t due
         cdef int status
         if queue_is_hole(entry) or size <= 0 or physical_offset < 0:
@@ -224,6 +226,8 @@ cdef class DueRuns:
         if v.total_size != size or v.queue_id != queue_id or v.queue_offset != queue_offset or not waits(v):
             return False
         due = carried_due(v)
+        if property_find(v.properties, v.properties_len, b"DELAY_EVERY", EVERY_BYTES, &every):
+            return False  # a copy of it waits once more
         return 0 < due <= self.now_ms and transfer_target_of(v, target) == TARGET_OK \
             and topic_valid(target.topic.value, target.topic.value_len)
 

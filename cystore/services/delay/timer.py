@@ -118,6 +118,20 @@ class Timer:
         block = self.blocks.make(begin_of(queue_offset))
         block.leave(queue_offset - block.begin, position)
 
+    def leave_all(self, left: list[tuple[int, int]]) -> None:
+        """The same for many messages: (queue offset, position) of each. `take_back` need not look at them any more."""
+        in_block: dict[int, list[tuple[int, int]]] = {}
+        for one in left:
+            begin = one[0] - one[0] % MESSAGES
+            if begin not in in_block:
+                in_block[begin] = []
+            in_block[begin].append(one)
+        for begin, some in in_block.items():
+            self.blocks.make(begin).leave_all(some)
+        gone = {queue_offset for queue_offset, _ in left}
+        with self._lock:
+            self._taken = [due for due in self._taken if due[1] not in gone]
+
     # ------------------------------------------------------------------------------- the first process in
 
     def load(self, floor: int, saved: int) -> None:

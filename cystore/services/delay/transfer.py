@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from cystore._native.append.appender import Appender
+from cystore._native.derived.delay import refuse_room
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.message import Message, PutResult
 from cystore.engine.log.append_policy import AppendPolicy
@@ -62,6 +63,12 @@ class Room:
         raise RoomNeededError(self._policy.more_queues)
 
 
+class NoRoom(Room):
+    """The same for `replace_one`, which meets no obstacle: then another way is taken."""
+
+    segment_at = make_room = more_queues = staticmethod(refuse_room)  # type: ignore[assignment]
+
+
 class Transfer:
     """Appends the copies. All of it happens under the deliver lock."""
 
@@ -87,7 +94,8 @@ class Transfer:
         """Counts the first messages of a batch, whose copies are at the places in `put`, and the stepped-over ones
         between them."""
         ends: dict[int, int] = {}
-        done, timer = 0, self._progress.timer
+        timed: list[tuple[int, int]] = []
+        done, timer_slot = 0, self._progress.timer.slot
         for slot, queue_offset, copy in batch:
             position = STEPPED_OVER
             if copy is not None:
@@ -95,9 +103,11 @@ class Transfer:
                     break
                 position = put[done].physical_offset
                 done += 1
-            if slot == timer.slot:
-                timer.leave(queue_offset, position)
+            if slot == timer_slot:
+                timed.append((queue_offset, position))
             else:
                 ends[slot] = queue_offset + 1
+        if timed:
+            self._progress.timer.leave_all(timed)
         for slot, end in ends.items():
             self._progress.move(slot, end)

@@ -14,6 +14,7 @@ from functools import partial
 
 from cystore import clock
 from cystore._native.append.appender import Appender
+from cystore._native.derived.delay import replace_one
 from cystore._native.derived.transfer import carried_due_ms, carried_properties, source_text
 from cystore._native.memory.control import WROTE, Control
 from cystore._native.record.message import Message, PutResult, due_message
@@ -36,7 +37,7 @@ from cystore.layout import FLAGS, SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.delay.timer import ENDS_QUEUE_ID, TIMER_QUEUE_ID, Due
 from cystore.services.delay.timer_blocks import begin_of
-from cystore.services.delay.transfer import BATCH_MESSAGES, RoomNeededError, Transfer
+from cystore.services.delay.transfer import BATCH_MESSAGES, NoRoom, RoomNeededError, Transfer
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
 from cystore.value_class import value_class
@@ -82,6 +83,7 @@ class Withdrawals:
         self._progress, self._dispatch_help = progress, dispatch_help
         self._flusher, self._config = flusher, config
         self._transfer = None if appender is None else Transfer(progress, appender)
+        self._append = None if appender is None else partial(appender.put_with, NoRoom(appender.policy))
 
     # ------------------------------------------------------------------------------------------- changing
 
@@ -116,7 +118,34 @@ class Withdrawals:
     def _move(self, find: Callable[[], list[Message]], made: Move) -> int:
         """Appends a record for each message that `find` gives and that still waits. It looks under the deliver lock: no
         other process moves or delivers them meanwhile."""
-        return undisturbed(partial(self._move_now, find, made))
+        return self._move_one(find, made) or undisturbed(partial(self._move_now, find, made))
+
+    def _move_one(self, find: Callable[[], list[Message]], made: Move) -> int:
+        """The same in the caller's thread, if exactly one message waits and nothing is in the way; else 0. Only a
+        kernel has the lock, so no signal handler can meet the lock of its own thread."""
+        progress, timer = self._progress, self._progress.timer
+        if (
+            self._append is None
+            or self._control.flags & FLAG_SLAVE
+            or progress.shared.unfinished
+            or timer.slot < 0
+        ):
+            return 0
+        end = self._control.queue_end(timer.slot)  # before the look: what is moved meanwhile makes it longer
+        waiting = [message for message in find() if timer.waits(message.queue_offset)]
+        if len(waiting) != 1:
+            return 0
+        at = waiting[0].queue_offset
+        block = timer.blocks.make(begin_of(at))
+        put = replace_one(progress.shared, block, timer.slot, at, end, self._append, [made(waiting[0])])
+        if put is None:
+            return 0
+        self._reach(put)
+        return 1
+
+    def _reach(self, put: list[PutResult]) -> None:
+        if put and self._config.flush_disk_type == "sync":
+            self._flusher.flush_to(put[-1].physical_offset + put[-1].size_bytes)
 
     def _move_now(self, find: Callable[[], list[Message]], made: Move) -> int:
         assert self._transfer is not None
@@ -141,8 +170,7 @@ class Withdrawals:
                     failpoint("withdraw.counted")
                     self._progress.finish()
                     done += len(put)
-            if put and self._config.flush_disk_type == "sync":
-                self._flusher.flush_to(put[-1].physical_offset + put[-1].size_bytes)
+            self._reach(put)
             if room is not None:
                 room.make()
             elif len(waiting) < BATCH_MESSAGES:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 import cystore
+from cystore.services.delay import withdraw
 from tests.support.checks import check_closed
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 from tests.unit.services.test_timer import DAY_MS, HOUR_MS, YEAR_MS, bodies, keys
@@ -96,3 +97,58 @@ def test_a_transaction_that_cannot_wait_is_not_begun(path, given):
         with pytest.raises(cystore.MessageIllegalError):
             store.begin("T" * 127, body, properties={"p": "v" * size}, **{"delay_ms": HOUR_MS, **given})
         assert store.wrote_position == 0
+
+
+def test_put_and_put_many_write_the_same_record(path, now):
+    """`put` has a shorter way for messages that are like nearly all, from the second one on."""
+    kinds = [
+        {},
+        {"keys": "k"},
+        {"keys": ("k",), "tags": "t"},
+        {"tags": "t", "queue_id": 7},
+        {"keys": ("a", "b")},
+        {"keys": "ключ"},
+        {"keys": "k" * 300},
+        {"properties": {"p": "v"}},
+        {"flag": 3, "queue_id": 0x7FFFFFFF},
+    ]
+    with open_small(path) as store:
+        for topic in ("T", "T" * 127):
+            for kind in [*kinds, *kinds]:
+                due_ms = now + HOUR_MS
+                one = store.put(topic, b"body", deliver_at_ms=due_ms, **kind)
+                (many,) = store.put_many(
+                    [cystore.Message(topic=topic, body=b"body", deliver_at_ms=due_ms, **kind)]
+                )
+                first, second = store.read(one.physical_offset), store.read(many.physical_offset)
+                assert first.properties_bytes == second.properties_bytes, kind
+                assert (first.topic, first.queue_id, first.flag, first.size_bytes) == (
+                    second.topic, second.queue_id, second.flag, second.size_bytes,
+                )  # fmt: skip
+                assert one.queue_offset + 1 == many.queue_offset
+        for given in ({"delay_ms": -1}, {"delay_ms": 2 * YEAR_MS}, {"deliver_at_ms": 1, "delay_ms": 1}):
+            with pytest.raises(cystore.MessageIllegalError):
+                store.put("T", b"body", keys="k", **given)
+        with pytest.raises(cystore.MessageIllegalError, match="reserved"):
+            store.put("SCHEDULE_TOPIC_XXXX", b"body", queue_id=255, deliver_at_ms=now + HOUR_MS)
+        assert store.put("T", b"now", keys="k", deliver_at_ms=now - 1).queue_offset == 0
+        assert store.stats()["delayed"] == {0: 8 * len(kinds)}
+
+
+def test_a_cancellation_needs_no_thread_of_its_own(path, now, monkeypatch):
+    """A signal handler cannot meet the lock of its own thread: no bytecode runs under it. Seen: a millisecond each."""
+    with open_small(path) as store:
+        for n in range(100):
+            store.put("T", b"%d" % n, keys=(f"k{n}",), deliver_at_ms=now + HOUR_MS)
+        store.dispatch()
+        slow = []
+        monkeypatch.setattr(withdraw, "undisturbed", lambda call: (slow.append(1), call())[1])
+        begun = store.wrote_position
+        for n in range(0, 100, 2):
+            assert store.cancel("T", f"k{n}")
+            assert store.reschedule("T", f"k{n + 1}", now + 2 * HOUR_MS)
+        segments = (store.wrote_position - begun) // LOG_BYTES
+        assert len(slow) <= segments + 1, "only where a segment ends"
+        assert not store.cancel("T", "k0")
+        assert keys(store) == [f"k{n}" for n in range(1, 100, 2)]
+    check_closed(path, SETTINGS)
