@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import resource
 import socket
 import sys
 from collections.abc import Iterable, Sequence
@@ -27,16 +28,63 @@ TOKEN_VARIABLE = "CYSTORE_WEB_TOKEN"
 SLOW_S = 20.0  # for the whole head of a request: a client that hangs loses its connection
 IDLE_S = 15
 LEAVE_S = 2  # for answers that are still being sent when the server ends
+FILES_MOST = 65_536  # the server raises its limit of open files to this, where the system lets it
+ACCEPTED_AT_ONCE = 256
+OWN_FILES = 256  # beside connections
+
+
+class _Room:
+    """The open connections, as many as the limit of open files has room for. A further one takes the place of the one
+    that has been waiting longest for a request to come: so clients that hang keep nobody out."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._count = most, 0
+        self._waiting: dict[_Protocol, None] = {}
+
+    @classmethod
+    def of_this_process(cls) -> _Room:
+        """Raises the limit of open files as far as it may be."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = FILES_MOST if hard == resource.RLIM_INFINITY else min(hard, FILES_MOST)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+        files = FILES_MOST if soft == resource.RLIM_INFINITY else soft
+        return cls(max(files - ACCEPTED_AT_ONCE - OWN_FILES, files // 4))
+
+    def enter(self, connection: _Protocol) -> None:
+        """A connection was made."""
+        self._count += 1
+        if self._count > self._most:
+            oldest = next(iter(self._waiting), connection)
+            self.stop_waiting(oldest)
+            oldest.transport.abort()
+
+    def leave(self, connection: _Protocol) -> None:
+        """A connection has ended."""
+        self._count -= 1
+        self.stop_waiting(connection)
+
+    def wait(self, connection: _Protocol) -> None:
+        """A connection waits for a request."""
+        self._waiting[connection] = None
+
+    def stop_waiting(self, connection: _Protocol) -> None:
+        """Its request is there."""
+        self._waiting.pop(connection, None)
 
 
 class _Protocol(H11Protocol):
     """HTTP/1.1 in which a client may not take for ever to send a request."""
 
+    _room: _Room  # of the server
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._expect_request()
+        self._room.enter(self)
+        if not transport.is_closing():
+            self._expect_request()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -50,20 +98,30 @@ class _Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._room.leave(self)
         super().connection_lost(exc)
 
     def _expect_request(self) -> None:
         self._stop_waiting()
         self._late = self.loop.call_later(SLOW_S, self._close_late)
+        self._room.wait(self)
 
     def _stop_waiting(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
+        self._room.stop_waiting(self)
 
     def _close_late(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+
+
+def _protocol_in(room: _Room) -> type[_Protocol]:
+    class Protocol(_Protocol):
+        _room = room
+
+    return Protocol
 
 
 class _Server(uvicorn.Server):
@@ -136,7 +194,8 @@ def serve(
             url = f"{scheme}://{shown}:{listening.getsockname()[1]}{app.state.prefix}/"
             options = uvicorn.Config(
                 app,
-                http=_Protocol,
+                http=_protocol_in(_Room.of_this_process()),
+                backlog=ACCEPTED_AT_ONCE,
                 ws="none",
                 lifespan="off",
                 log_level="warning",

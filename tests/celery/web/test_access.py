@@ -4,6 +4,8 @@ real server with each kind of protection, asked with and without what it wants; 
 from __future__ import annotations
 
 import json
+import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -150,6 +152,42 @@ def test_hanging_and_broken_clients_stop_nobody(server):
     finally:
         for one in held:
             one.close()
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="there is no prlimit: apt-get install util-linux")
+def test_clients_that_hang_take_no_place_from_others(path):
+    """More connections than the process may have open files: the one that hangs longest makes room."""
+    with WebServer(path, command=("prlimit", "--nofile=700:700", *CYSTORE)) as server:
+        held = [_connected(server) for _ in range(1000)]
+        try:
+            assert server.get("api/tasks").json["tasks"]
+            assert held[0].recv(1) == b""  # it was closed
+        finally:
+            for one in held:
+                one.close()
+
+
+@pytest.mark.slow
+def test_ten_thousand_connections(path):
+    """Of clients that say nothing, that never end a request, that watch; as many as this process may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(10_000, hard - 500)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    held = []
+    try:
+        with WebServer(path, "--rate", "1000000") as server:
+            for number in range(count):
+                held.append(_connected(server))
+                held[-1].sendall(
+                    (b"", b"GET /api/ta", b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")[number % 3]
+                )
+            assert server.get("healthz").status == 200
+            assert server.get("api/tasks").json["tasks"]
+            held[1].sendall(b"sks HTTP/1.1\r\nHost: localhost\r\n\r\n")  # the slow ones go on
+    finally:
+        for one in held:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Watcher:
