@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 SETUP = @$(PYTHON) tools/setup_env.py
 
-.PHONY: help build run quick test test-all crash ha fuzz bench bench-check wheels release man docs lint format clean
+.PHONY: help build run screenshots quick test test-all crash ha fuzz bench bench-check wheels release man docs lint format clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,10 @@ wheels: ## the source archive, wheels for each Python and processor, checksums, 
 release: ## everything of a release but the upload; VERSION=1.2.3
 	$(SETUP) wheels
 	@$(VENV_PYTHON) tools/release.py $(VERSION) $(ARGS)
+
+screenshots: ## pictures of the page for docs/pictures, from a real browser on a real fleet; ARGS="--folder FOLDER"
+	$(SETUP) test
+	@$(VENV_PYTHON) -m tools.screenshots $(ARGS)
 
 man: ## a manual page for each command, in build/man; ARGS=FOLDER
 	$(SETUP) build

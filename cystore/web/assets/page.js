@@ -590,7 +590,7 @@ async function stores() {
     one.holds && one.holds.length > 0 && table("Kept from cleaning", [
       { name: "By", of: (hold) => hold.name },
       { name: "Log", number: true, of: (hold) => bytes(hold.bytes) },
-      { name: "At most for", number: true, of: (hold) => seconds(hold.max_age_s) || "ever" },
+      { name: "At most for", number: true, of: (hold) => (hold.max_age_s === 0 ? "no time" : seconds(hold.max_age_s) || "ever") },
     ], one.holds)])];
 }
 

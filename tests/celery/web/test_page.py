@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,11 +18,14 @@ from cystore.celery.lifecycle.payload import LoggedMessage
 from cystore.celery.schedules import entries
 from cystore.clock import now_ms
 from cystore.web.app import ASSETS
+from tests.structure.sources import ROOT
 from tests.support.celery.logs import event_message, runs, write
-from tests.support.celery.web import WebServer
+from tests.support.celery.web import TIMEOUT_S, WebServer
 from tools import browser
 from tools.browser import Browser
+from tools.processes import ends_with_us
 
+PICTURES = ROOT / "docs" / "pictures"
 SCRIPT = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>\'"&'
 PAGES = {
     "": "overview",
@@ -175,3 +180,15 @@ class TestInABrowser:
                 if one["impact"] in ("serious", "critical"):
                     faults[f"{one['id']} on {name}"] = [node["html"] for node in one["nodes"]]
         assert faults == {}
+
+    def test_the_pictures_of_the_docs_are_made(self, tmp_path):
+        """By `make screenshots`; every picture of the page on it is one of them."""
+        done = subprocess.run(
+            ends_with_us([sys.executable, "-m", "tools.screenshots", "--folder", str(tmp_path)]),
+            cwd=ROOT, capture_output=True, text=True, timeout=10 * TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        shown = set(re.findall(r"\(pictures/([a-z-]+\.png)\)", (ROOT / "docs" / "web.md").read_text()))
+        assert shown == {one.name for one in tmp_path.iterdir()} == {one.name for one in PICTURES.iterdir()}
+        for one in tmp_path.iterdir():
+            assert one.read_bytes().startswith(b"\x89PNG") and one.stat().st_size > 10_000
