@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "mkdocs.yml"
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 OF_THE_CLONE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
-BESIDE_PAGES = {".md", ".yml", ".json", ".svg", ".js"}  # of docs, and what its pages link to
+BESIDE_PAGES = {".md", ".yml", ".json", ".svg", ".png", ".js"}  # of docs, and what its pages link to
 
 
 def pages() -> Iterator[Path]:
@@ -41,7 +41,7 @@ def build(pages_folder: Path = PAGES, site: Path = SITE) -> int:
     with tempfile.NamedTemporaryFile("w", suffix=".yml", dir=ROOT) as settings:
         settings.write(f"INHERIT: {CONFIG}\ndocs_dir: {pages_folder}\nsite_dir: {site}\n")
         settings.flush()
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", settings.name]
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", settings.name]
         return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

@@ -158,11 +158,11 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     (redaction.ARGS_SETTING, redaction.ARGS_CHARS, "characters", ("kept of positional and of keyword arguments; "
                                                                  "0: none")),
     (redaction.TRACEBACK_SETTING, redaction.TRACEBACK_CHARS, "characters", "kept of a traceback; 0: none"),
-    (redaction.REDACT_SETTING, (), "", ("names of arguments whose values are [not kept](celery.md#redaction), or a "
+    (redaction.REDACT_SETTING, (), "", ("names of arguments whose values are [not kept](celery-log.md#redaction), or a "
                                         "function")),
     (redaction.POSITIONS_SETTING, redaction.KNOWN, "", "`all`: also hide positions whose names are not known"),
-    (chord_bodies.SETTING, None, "", ("a file with the key that encrypts [the bodies of chords](celery.md#redaction) "
-                                     "in the store")),
+    (chord_bodies.SETTING, None, "", ("a file with the key that encrypts "
+                                     "[the bodies of chords](celery-log.md#redaction) in the store")),
     (keeping.SETTING, None, "s", ("an ETA at least so far ahead [waits in the store](eta.md); `None`: 30 with "
                                   "`cystore.celery.install(app)`, else none; `\"never\"`: none")),
     (payload.SETTING, None, "", (f'`"{payload.MESSAGE}"`: keep messages for '
@@ -178,8 +178,8 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
                                                          "default")),
     ("cystore_redis_url", None, "",
      "Redis for duties and for [results of other hosts](remote.md); default: the broker, if it is one; `\"\"`: none"),
-    (redis_urls.PASSWORD_SETTING, None, "", ("a file with [the password of that Redis](celery.md#passwords), if its "
-                                             "URL has none")),
+    (redis_urls.PASSWORD_SETTING, None, "", ("a file with [the password of that "
+                                             "Redis](celery-duties.md#passwords), if its URL has none")),
     (redis_urls.READER_SETTING, None, "", ("the same for the Redis that `?reader=` or `cystore+remote://` names")),
     ("cystore_redis_options", {}, "", "options of redis-py's client"),
     (answering.SETTING, True, "", ("a worker's main process answers when [other hosts](remote.md) read results "

@@ -251,6 +251,35 @@ def test_links_between_documents_lead_somewhere():
     assert not dead
 
 
+def places_of(text: str) -> set[str]:
+    """The places in a page that a link can lead to, as the site and code hosts name them."""
+    code = {
+        number
+        for block in blocks(text)
+        for number in range(block.line, block.line + block.source.count("\n"))
+    }
+    headings = (
+        line for number, line in enumerate(text.splitlines()) if number not in code and line.startswith("#")
+    )
+    words = (re.sub(r"\[([^\]]*)\]\([^)]*\)|`", r"\1", line.lstrip("#").strip().lower()) for line in headings)
+    return {re.sub(r"[^\w\- ]", "", one).replace(" ", "-") for one in words} | set(
+        re.findall(r'<a id="([^"]+)">', text)
+    )
+
+
+def test_links_lead_to_places_that_pages_have():
+    """Seen: a link to a part of a page that had moved to another one."""
+    assert places_of('# A `b` c\n```sh\n# d\n```\n<a id="e"></a>') == {"a-b-c", "e"}
+    dead = []
+    for document in DOCUMENTS:
+        for target in LINK.findall(document.read_text()):
+            file, _, place = target.partition("#")
+            page = document.parent / file if file else document
+            if place and page.suffix == ".md" and not re.match(r"[a-z]+:", target):
+                dead += [f"{name_of(document)}: {target}"] if place not in places_of(page.read_text()) else []
+    assert not dead
+
+
 def missing_tests(text: str) -> list[str]:
     """The tests that a text names and that are not there."""
     return [
