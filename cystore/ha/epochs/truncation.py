@@ -46,6 +46,7 @@ log = logging.getLogger("cystore")
 SECTION = "cut"  # in the manifest
 Queue = tuple[str, int]  # topic, queue id
 CONSUMERS_TABLE = "consumers.table"  # the offsets of groups that the processes share (cystore.consumers)
+CLAIMS = "claims"  # who has which message now (cystore.consumers.claims)
 
 
 def order_truncation(manifest: Manifest, position: int, end: int) -> None:
@@ -192,6 +193,7 @@ def _count_groups_back(root: Path, ends: dict[tuple[str, int], int]) -> None:
     if table:
         write_offsets(root, CONSUMER_OFFSETS, table)
     files.remove(root / "config" / CONSUMERS_TABLE)
+    files.remove_tree(root / CLAIMS)
 
 
 def _say_durable(root: Path, reader: LogReader, position: int) -> None:

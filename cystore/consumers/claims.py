@@ -1,0 +1,481 @@
+"""Claims: several owners compete for the messages of one queue (RocketMQ 5's pop consumption).
+
+A claim gives a message to one owner until it settles the message, gives it back, or ends. Whether an owner lives is
+asked of the kernel: it has the lock of a byte of ``claims/owners`` as long as its process has the file open. So
+the messages of a killed owner return at once, and those of a slow one never do.
+
+The claims of a queue of a group are a file of ``claims``: the queue offset that was never claimed (`following`), and a
+place for each message below it that is not settled. It survives the kill of every process. A settled message is also a
+record in the log, in the topic ``%ACK%group``. After a power cut, in a copy of the store, and on a promoted slave the
+file is made again from these records and from the group's offset, which stands at the lowest message that is not
+settled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from cystore._native.record.message import Message
+from cystore._native.system.descriptor import ByteLock, Descriptor
+from cystore._native.system.failpoint import failpoint
+from cystore.attachment.attachment import StoreHandle
+from cystore.clock import monotonic_s
+from cystore.consumers.groups import table_of
+from cystore.consumers.table import NO_OFFSET
+from cystore.errors import StoreFormatError, StoreResourceError, StoreTimeoutError
+from cystore.results import GetStatus
+from cystore.system import files, platform
+from cystore.system.key_lock import PlaceLocks
+from cystore.system.threads import os_threads
+from cystore.system.threads.reentry import undisturbed
+
+ACK_PREFIX = "%ACK%"
+FOLDER, OWNERS = "claims", "owners"
+OWNERS_MAX = 4096
+MAGIC, VERSION = b"CYCLAIM1", 1
+HEADER_BYTES, KEY_AT = 4096, 128
+# Magic, version, bytes of a place, inode, boot id.
+_HEADER = struct.Struct("<8sIIQ40s")
+# The first offset that was never claimed; the number of places; 1 if a hold keeps the messages.
+_STATE = struct.Struct("<qqq")
+_STATE_AT, _HELD_AT = 64, 64 + 16
+_PLACE = struct.Struct("<qQ")  # a queue offset, -1 for a place without one; its owner, or FREE
+_WORD = struct.Struct("<q")
+NOBODY, FREE = -1, 0
+_LOCK_AT = 1 << 40
+_RANGE = struct.Struct("<qq")
+LOOK_S = 0.001
+SETTLED_AT_ONCE = 1024  # ranges in one record
+UNUSED_S = 60.0  # a hold costs a write of the manifest, so a queue that is in use keeps it
+
+
+class _BusyError(Exception):
+    """Another process has the byte lock."""
+
+
+def _busy() -> None:
+    raise _BusyError
+
+
+class Claim(NamedTuple):
+    """A message that an owner has: its queue offset, its place in the file, and whether somebody had it before."""
+
+    queue_offset: int
+    place: int
+    redelivered: bool
+
+
+def ack_topic(group: str) -> str:
+    """The topic of the records of settled messages."""
+    return ACK_PREFIX + group
+
+
+class Owner:
+    """Something that claims, for as long as it lives: a consumer of this process. A forked child is none."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / FOLDER
+        files.make_directory(self._folder)
+        self._path = self._folder / OWNERS
+        self._file: Descriptor = files.open_file(self._path, os.O_RDWR | os.O_CREAT)
+        self._locks = PlaceLocks(self._path)
+        self._slot = self._take()
+        incarnation = secrets.randbits(40) | 1
+        with files.translated(self._path):
+            os.pwrite(self._file.fd, struct.pack("<Q", incarnation), 8 * self._slot)
+        self.id, self._pid = incarnation << 16 | self._slot, os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process made the owner; a forked child of it has no claims."""
+        return self._pid == os.getpid()
+
+    def _take(self) -> int:
+        others = set(self._locks.others(0, OWNERS_MAX))
+        for slot in range(OWNERS_MAX):
+            if slot not in others and self._locks.try_take(slot):
+                return slot
+        raise StoreResourceError(
+            f"{OWNERS_MAX} consumers compete for messages of the store already, and no more have room",
+            path=self._path,
+        )
+
+    def dead(self, owners: Iterable[int]) -> set[int]:
+        """Those of these owners that do not live any more."""
+        asked = {owner for owner in owners if owner not in (FREE, self.id)}
+        if not asked:
+            return set()
+        alive = set(self._locks.others(0, OWNERS_MAX))
+        with files.translated(self._path):
+            known = os.pread(self._file.fd, 8 * OWNERS_MAX, 0)
+        numbers = struct.unpack(f"<{len(known) // 8}Q", known[: len(known) // 8 * 8])
+        return {
+            owner for owner in asked if (slot := owner & 0xFFFF) not in alive or numbers[slot] != owner >> 16
+        }
+
+    def close(self) -> None:
+        """Ends the owner: what it claimed is free."""
+        self._locks.close()
+        self._file.close()
+
+
+class ClaimedQueue:
+    """A queue of a group whose messages owners claim. Safe for threads; each process, and each owner, has its own
+    object. `owner` is called when somebody claims; who only puts needs none."""
+
+    def __init__(
+        self, store: StoreHandle, owner: Callable[[], Owner], group: str, topic: str, queue_id: int
+    ) -> None:
+        self._store, self._owner_of = store, owner
+        self.group, self.topic, self.queue_id = group, topic, queue_id
+        self._key = f"{group}\0{topic}\0{queue_id}".encode()
+        folder = store._writable().root / FOLDER
+        self.path = folder / hashlib.sha256(self._key).hexdigest()[:32]
+        self._hold = f"claims-{self.path.name}"
+        self._lock, self._used_s = os_threads.RLock(), monotonic_s()
+        self._boot_id = platform.identity()["boot_id"].encode("ascii")
+        self._inside = False
+        self._given: dict[int, int] = {}  # by place: the queue offset of a claim that the owner got
+        self._file = self._opened()
+
+    @property
+    def _owner(self) -> Owner:
+        return self._owner_of()
+
+    # ---------------------------------------------------------------------------------------------- the owner's calls
+
+    def claim(self, count: int) -> list[Claim]:
+        """Claims up to `count` messages: first those that were given back, then new ones, each in the order of the
+        queue. A call that an exception of a signal handler ends loses nothing: the next one gives what it claimed."""
+        if not self._owner.is_here:
+            return []
+        end = self._end()
+        with self._lock, self._taken():
+            if self._inside:
+                return []  # this is a signal handler's call, inside of an interrupted one
+            self._inside = True
+            try:
+                found = self._claim(count, end)
+                self._given.update((claim.place, claim.queue_offset) for claim in found)
+                return found
+            finally:
+                self._inside = False
+
+    def settle(self, claims: Sequence[Claim], *, flush: str | None = None) -> None:
+        """Ends claims: their messages come to nobody any more. Durable as the store's flush setting says, or `flush`.
+
+        A kill in between leaves the messages settled; a power cut that takes the record back gives them once more."""
+        if not claims or not self._owner.is_here:
+            return
+        for claim in claims:  # nobody else changes a place of an owner that lives
+            if self._mine(claim):
+                self._write(HEADER_BYTES + claim.place * _PLACE.size, _PLACE.pack(NOBODY, FREE))
+            self._given.pop(claim.place, None)
+        failpoint("claims.emptied")
+        self._note([(claim.queue_offset, claim.queue_offset + 1) for claim in claims], flush)
+
+    def give_back(self, claims: Sequence[Claim]) -> None:
+        """Frees claims: their messages are the next ones that somebody claims, and count as delivered before."""
+        if not self._owner.is_here:
+            return
+        for claim in claims:
+            if self._mine(claim):
+                self._write(HEADER_BYTES + claim.place * _PLACE.size + 8, _WORD.pack(FREE))
+            self._given.pop(claim.place, None)
+
+    def take_over(self) -> int:
+        """Frees the claims of owners that do not live any more; returns their number."""
+        _, places = self._places()
+        if not self._owner.dead(owner for offset, owner in places if offset >= 0):
+            return 0
+        with self._lock, self._taken():
+            following, places = self._places()
+            dead = self._owner.dead(owner for offset, owner in places if offset >= 0)
+            count = 0
+            for place, (offset, owner) in enumerate(places):
+                if owner in dead and 0 <= offset < following:
+                    self._write(HEADER_BYTES + place * _PLACE.size + 8, _WORD.pack(FREE))
+                    count += 1
+            return count
+
+    def ready(self) -> int:
+        """The number of messages that nobody has."""
+        following, places = self._places()
+        free = sum(owner == FREE and 0 <= offset < following for offset, owner in places)
+        return free + max(self._end() - max(following, self._minimum()), 0)
+
+    def claimed(self) -> list[tuple[int, int]]:
+        """The queue offset and the owner of each message that somebody has."""
+        following, places = self._places()
+        return sorted(
+            (offset, owner) for offset, owner in places if owner != FREE and 0 <= offset < following
+        )
+
+    def purge(self) -> int:
+        """Settles all messages that nobody has; returns their number."""
+        ranges = undisturbed(self._purge)
+        self._note(ranges, None)
+        return sum(end - begin for begin, end in ranges)
+
+    def look(self) -> None:
+        """To be called now and then: moves the group's offset and the queue's hold to the lowest message that is not
+        settled. A queue without such a message has no hold, when nobody took one for a while."""
+        undisturbed(self._look)
+
+    def keep(self) -> None:
+        """To be called after a put: holds the queue's messages, if nobody does, so that no clean removes one that
+        nobody took."""
+        with files.translated(self.path):
+            held = _WORD.unpack(os.pread(self._file.fd, 8, _HELD_AT))[0]
+        if not held:
+            undisturbed(self._look)
+
+    def close(self) -> None:
+        """Closes the file. Claims stay the owner's until it ends."""
+        self._file.close()
+
+    # ------------------------------------------------------------------------------------------------------- the file
+
+    def _opened(self) -> Descriptor:
+        files.make_directory(self.path.parent)
+        file: Descriptor = files.open_file(self.path, os.O_RDWR | os.O_CREAT)
+        self._file = file
+        with self._lock, self._taken():
+            if not self._is_valid(file):
+                undisturbed(partial(self._make, file))
+        return file
+
+    def _is_valid(self, file: Descriptor) -> bool:
+        """Whether the file was written since this boot, here: else a power cut, or a copy, may have part of it."""
+        with files.translated(self.path):
+            head = os.pread(file.fd, HEADER_BYTES, 0)
+            inode = os.fstat(file.fd).st_ino
+        if len(head) < HEADER_BYTES or head[:8] != MAGIC:
+            return False
+        _, version, place_bytes, known, boot_id = _HEADER.unpack_from(head)
+        if version != VERSION or place_bytes != _PLACE.size:
+            raise StoreFormatError(
+                f"the claims of {self.topic}/{self.queue_id} are of another version of cystore: end its processes, "
+                "then remove the file",
+                path=self.path,
+            )
+        return bool(known == inode and boot_id.rstrip(b"\0") == self._boot_id)
+
+    def _make(self, file: Descriptor) -> None:
+        """Makes the file from the log. A kill before the header is complete leaves that to the next owner."""
+        following, free = self._facts()
+        self._write(0, bytes(len(MAGIC)))  # from here on the file is none, until its header is complete
+        room = HEADER_BYTES + max(len(free), 64) * _PLACE.size
+        files.allocate(file.fd, 0, room, self.path)
+        self._write(HEADER_BYTES, b"".join(_PLACE.pack(offset, FREE) for offset in free))
+        self._write(_STATE_AT, _STATE.pack(following, len(free), 0))
+        self._write(KEY_AT, self._key)
+        failpoint("claims.filled")
+        with files.translated(self.path):
+            inode = os.fstat(file.fd).st_ino
+        self._write(0, _HEADER.pack(MAGIC, VERSION, _PLACE.size, inode, self._boot_id))
+
+    def _facts(self) -> tuple[int, list[int]]:
+        """From the log: the first offset behind every settled message, and the offsets below it that are not
+        settled."""
+        table = table_of(self._store._attached()).table
+        row = table.find((self.topic, self.group, self.queue_id))
+        low = NO_OFFSET if row is None else table.offset(row)
+        low = min(max(low, self._minimum(), 0), self._end())
+        begin = self._first_from(low)
+        settled: set[int] = set()
+        following = low
+        if begin is not None:
+            for begin_offset, end_offset in self._noted(begin):
+                settled.update(range(max(begin_offset, low), end_offset))
+                following = max(following, end_offset)
+        following = min(following, self._end())
+        return following, [offset for offset in range(low, following) if offset not in settled]
+
+    def _noted(self, physical_offset: int) -> Iterable[tuple[int, int]]:
+        """The ranges of this queue that records behind a place of the log settle."""
+        topic, store = ack_topic(self.group), self._store
+        low, high = self._queue_range(topic)
+        while low < high:  # records of acks stand in the order of the log
+            middle = (low + high) // 2
+            found = store.get(topic, 0, middle, 1)
+            if found.messages and (found.messages[0].physical_offset or 0) < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        at = low
+        while True:
+            found = store.get(topic, 0, at, 256, tags=self._tag())
+            for message in found.messages:
+                if message.tags == self._tag():
+                    yield from _RANGE.iter_unpack(bytes(message.body))
+            if found.status is GetStatus.OFFSET_TOO_SMALL or found.next_offset > at:
+                at = found.next_offset
+                continue
+            return
+
+    def _tag(self) -> str:
+        return f"{self.topic}/{self.queue_id}"
+
+    def _queue_range(self, topic: str) -> tuple[int, int]:
+        parts = self._store._attached()
+        slot = parts.control.find_queue(topic, 0)
+        return (0, 0) if slot < 0 else (parts.control.queue_minimum(slot), parts.reader.shown_end(slot))
+
+    def _taken(self) -> ByteLock:
+        until_s = monotonic_s() + self._store.settings.sync_flush_timeout_ms / 1000
+        with files.translated(self.path):
+            while True:
+                lock = ByteLock(self._file, _LOCK_AT, waiting=_busy)
+                try:
+                    lock.__enter__()
+                    return lock  # the block takes it once more, which changes nothing
+                except _BusyError:
+                    if monotonic_s() >= until_s:
+                        raise StoreTimeoutError(
+                            f"another process has had the lock of the claims of {self.topic}/{self.queue_id} for long: "
+                            "it is stopped, or its disk does not answer; `cystore info` lists the store's processes",
+                            path=self.path,
+                        ) from None
+                os_threads.pause(LOOK_S)
+
+    def _write(self, at: int, data: bytes) -> None:
+        with files.translated(self.path):
+            os.pwrite(self._file.fd, data, at)
+
+    def _places(self) -> tuple[int, list[tuple[int, int]]]:
+        """`following`, and each place: its queue offset and its owner."""
+        with files.translated(self.path):
+            following, count, _ = _STATE.unpack(os.pread(self._file.fd, _STATE.size, _STATE_AT))
+            data = os.pread(self._file.fd, count * _PLACE.size, HEADER_BYTES)
+        words = array("Q", data[: len(data) // _PLACE.size * _PLACE.size])
+        offsets = array("q", words[::2].tobytes())
+        return following, list(zip(offsets, words[1::2], strict=True))
+
+    def _end(self) -> int:
+        parts = self._store._attached()
+        slot = parts.control.find_queue(self.topic, self.queue_id)
+        if slot < 0:
+            return 0
+        parts.reader.help_dispatch()
+        return parts.reader.shown_end(slot)
+
+    def _minimum(self) -> int:
+        control = self._store._attached().control
+        slot = control.find_queue(self.topic, self.queue_id)
+        return 0 if slot < 0 else control.queue_minimum(slot)
+
+    # --------------------------------------------------------------------------------------------------- under the lock
+
+    def _claim(self, count: int, end: int) -> list[Claim]:
+        following, places = self._places()
+        found: list[Claim] = []
+        if places:
+            free = sorted(
+                (offset, place)
+                for place, (offset, owner) in enumerate(places)
+                if 0 <= offset < following
+                and (owner == FREE or (owner == self._owner.id and self._given.get(place) != offset))
+            )
+            found = [Claim(offset, place, True) for offset, place in free[:count]]
+        begin = max(following, self._minimum())
+        new = min(end, begin + count - len(found))
+        if new > begin:
+            empty = [place for place, (offset, _) in enumerate(places) if not 0 <= offset < following]
+            more = new - begin - len(empty)
+            spare = [*empty, *range(len(places), len(places) + more)][: new - begin]
+            found += [
+                Claim(offset, place, False) for offset, place in zip(range(begin, new), spare, strict=True)
+            ]
+        if not found:
+            return []
+        self._used_s = monotonic_s()
+        count_after = max(len(places), 1 + max(claim.place for claim in found))
+        if count_after > len(places):
+            files.allocate(self._file.fd, 0, HEADER_BYTES + count_after * _PLACE.size, self.path)
+        for claim in found:
+            self._write(
+                HEADER_BYTES + claim.place * _PLACE.size, _PLACE.pack(claim.queue_offset, self._owner.id)
+            )
+        failpoint("claims.placed")
+        if new > begin:
+            self._write(_STATE_AT, _STATE.pack(new, count_after, 0)[:16])
+        return found
+
+    def _mine(self, claim: Claim) -> bool:
+        with files.translated(self.path):
+            data = os.pread(self._file.fd, _PLACE.size, HEADER_BYTES + claim.place * _PLACE.size)
+        return len(data) == _PLACE.size and _PLACE.unpack(data) == (claim.queue_offset, self._owner.id)
+
+    def _purge(self) -> list[tuple[int, int]]:
+        end = self._end()
+        with self._lock, self._taken():
+            following, places = self._places()
+            ranges = []
+            for place, (offset, owner) in enumerate(places):
+                if owner == FREE and 0 <= offset < following:
+                    self._write(HEADER_BYTES + place * _PLACE.size, _PLACE.pack(NOBODY, FREE))
+                    ranges.append((offset, offset + 1))
+            begin = max(following, self._minimum())
+            if end > begin:
+                self._write(_STATE_AT, _WORD.pack(end))
+                ranges.append((begin, end))
+            return ranges
+
+    def _note(self, ranges: Sequence[tuple[int, int]], flush: str | None) -> None:
+        messages = [
+            Message(
+                topic=ack_topic(self.group),
+                body=b"".join(_RANGE.pack(*one) for one in ranges[at : at + SETTLED_AT_ONCE]),
+                tags=self._tag(),
+                queue_id=0,
+            )
+            for at in range(0, len(ranges), SETTLED_AT_ONCE)
+        ]
+        if messages:
+            self._store.put_many(messages, flush=flush)
+
+    def _first_from(self, queue_offset: int) -> int | None:
+        """The place in the log of the first message from an offset on that can be read: others have expired."""
+        while True:
+            found = self._store.get(self.topic, self.queue_id, queue_offset, 1)
+            if found.messages:
+                return found.messages[0].physical_offset
+            if found.next_offset <= queue_offset:
+                return None
+            queue_offset = found.next_offset
+
+    def _look(self) -> None:
+        with self._lock, self._taken():
+            following, places = self._places()
+            waiting = [offset for offset, _ in places if 0 <= offset < following]
+            low = max(min([following, *waiting]), self._minimum())
+            parts = self._store._writable()
+            table = table_of(parts).table
+            row = table.row((self.topic, self.group, self.queue_id))
+            if table.offset(row) != low:
+                table.set_offset(row, low)
+            held = _WORD.unpack(os.pread(self._file.fd, 8, _HELD_AT))[0]
+            if low >= self._end():
+                if held and monotonic_s() >= self._used_s + UNUSED_S:
+                    self._write(_HELD_AT, _WORD.pack(0))
+                    parts.cleaner.holds.release(self._hold)
+                if (
+                    low >= self._end()
+                ):  # a put comes before its look at the word that was just written, or after it
+                    return
+            begin = self._first_from(low)
+            if begin is None:
+                return
+            segment = begin // parts.config.mapped_file_size_commit_log_bytes + 1
+            if held != segment:
+                parts.cleaner.holds.set(self._hold, begin, None)
+                self._write(_HELD_AT, _WORD.pack(segment))

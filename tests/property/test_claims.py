@@ -1,0 +1,143 @@
+"""Goal: messages of a claimed queue have one owner at a time, and each is settled once, whatever happens to the owners
+and to the file of claims. Method: owners that claim, settle, give back and end at random, beside a list; the file is
+removed now and then, as a power cut or a copy of the store would."""
+
+from __future__ import annotations
+
+import shutil
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cystore
+from cystore.consumers.claims import FOLDER, ClaimedQueue, Owner
+from tests.property.test_store import scratch
+from tests.support.small_stores import SETTINGS
+
+OWNERS = 3
+WHAT = ["put", "put", "claim", "claim", "settle", "give_back", "end", "purge", "lose", "look", "reopen"]
+
+
+class Model:
+    """The store, its owners, and the list of messages."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+        self.store = cystore.open(path, **SETTINGS)
+        self.waiting: list[int] = []  # queue offsets that nobody has
+        self.returned: set[int] = set()  # those of them that somebody had
+        self.had: list[dict] = [{} for _ in range(OWNERS)]  # claims by queue offset
+        self.number = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.owners = [Owner(self.path) for _ in range(OWNERS)]
+        self.queues = [
+            ClaimedQueue(self.store, lambda owner=owner: owner, "g", "T", 0) for owner in self.owners
+        ]
+
+    def put(self) -> None:
+        self.store.put("T", f"m{self.number}".encode(), queue_id=0)
+        self.waiting.append(self.number)
+        self.number += 1
+
+    def claim(self, who: int, count: int) -> None:
+        order = [*sorted(self.returned), *(one for one in self.waiting if one not in self.returned)]
+        found = self.queues[who].claim(count)
+        assert [claim.queue_offset for claim in found] == order[:count]
+        assert [claim.redelivered for claim in found] == [one in self.returned for one in order[:count]]
+        for claim in found:
+            self.had[who][claim.queue_offset] = claim
+            self.waiting.remove(claim.queue_offset)
+            self.returned.discard(claim.queue_offset)
+
+    def settle(self, who: int, count: int) -> None:
+        some = list(self.had[who].values())[:count]
+        self.queues[who].settle(some)
+        for claim in some:
+            del self.had[who][claim.queue_offset]
+
+    def give_back(self, who: int, count: int) -> None:
+        some = list(self.had[who].values())[:count]
+        self.queues[who].give_back(some)
+        self._return(who, some)
+
+    def _return(self, who: int, claims: list) -> None:
+        for claim in claims:
+            del self.had[who][claim.queue_offset]
+            self.waiting = sorted([*self.waiting, claim.queue_offset])
+            self.returned.add(claim.queue_offset)
+
+    def end(self, who: int) -> None:
+        """As a kill ends an owner: it gives nothing back itself."""
+        self.queues[who].close()
+        self.owners[who].close()
+        had = len(self.had[who])
+        assert self.queues[(who + 1) % OWNERS].take_over() == had
+        assert self.queues[(who + 1) % OWNERS].take_over() == 0
+        self._return(who, list(self.had[who].values()))
+        self.owners[who] = Owner(self.path)
+        self.queues[who] = ClaimedQueue(self.store, lambda: self.owners[who], "g", "T", 0)
+
+    def purge(self, who: int) -> None:
+        assert self.queues[who].purge() == len(self.waiting)
+        self.waiting, self.returned = [], set()
+
+    def lose(self) -> None:
+        """All owners end, and the files of claims are gone: the log alone says what is settled."""
+        for queue, owner in zip(self.queues, self.owners, strict=True):
+            queue.close()
+            owner.close()
+        shutil.rmtree(self.path / FOLDER)
+        settled_below = {*range(self.number)} - {*self.waiting, *(one for had in self.had for one in had)}
+        for who in range(OWNERS):
+            self._return(who, list(self.had[who].values()))
+        highest = max(settled_below, default=-1)
+        self.returned = {one for one in self.waiting if one < highest}
+        self._begin()
+
+    def reopen(self) -> None:
+        for queue, owner in zip(self.queues, self.owners, strict=True):
+            queue.close()
+            owner.close()
+        self.store.close()
+        self.store = cystore.open(self.path, **SETTINGS)
+        for who in range(OWNERS):
+            self._return(who, list(self.had[who].values()))
+        self._begin()
+        self.queues[0].take_over()
+
+    def compare(self) -> None:
+        for queue in self.queues:
+            assert queue.ready() == len(self.waiting)
+        claimed = [offset for offset, _ in self.queues[0].claimed()]
+        assert claimed == sorted(one for had in self.had for one in had)
+
+    def close(self) -> None:
+        for queue, owner in zip(self.queues, self.owners, strict=True):
+            queue.close()
+            owner.close()
+        self.store.close()
+
+
+@settings(max_examples=max(settings.default.max_examples // 2, 20))
+@given(st.data())
+def test_claims_follow_the_list(data):
+    with scratch() as path:
+        model = Model(path)
+        for _ in range(data.draw(st.integers(10, 60))):
+            what, who = data.draw(st.sampled_from(WHAT)), data.draw(st.integers(0, OWNERS - 1))
+            if what == "put":
+                model.put()
+            elif what in ("claim", "settle", "give_back"):
+                getattr(model, what)(who, data.draw(st.integers(1, 5)))
+            elif what in ("end", "purge"):
+                getattr(model, what)(who)
+            elif what == "look":
+                model.queues[who].look()
+            else:
+                getattr(model, what)()
+            model.compare()
+        while model.waiting:
+            model.claim(0, 5)
+        model.close()
