@@ -82,6 +82,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.celery.redis_urls", "one URL for a Redis"),
     ("cystore.celery.stores", "one open store for each path and process"),
     ("cystore.celery.base", "the plugin's base: records, processes, pools, leases, queues"),
+    ("cystore.celery.transport", "a broker in a store: kombu's transport"),
     ("cystore.celery.homes", "a task's home: the store that has its results"),
     ("cystore.celery.replicas", "replicas of other homes on this host"),
     ("cystore.celery.routing", "results of other hosts: requests, answers, the client"),
@@ -136,6 +137,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.spark.jobs", "jobs over whole stores, one module each"),
     ("cystore.spark", "the store in Apache Spark"),
     ("pyspark_cystore", "where Spark looks for data sources"),
+    ("kombu_cystore", "where kombu looks for the broker's URL"),
     ("celery_app", "the ready-made app"),
 )
 
@@ -146,6 +148,7 @@ NEEDS_EXTRA: tuple[tuple[str, str], ...] = (
     ("cystore.spark*", "pyspark"),
     ("cystore.reports.*", "pyarrow"),
     ("cystore.reports.report_p*", "matplotlib"),
+    ("kombu_cystore", "celery"),
     ("pyspark_cystore", "pyspark"),
     ("cystore.celery.metrics.span_export", "opentelemetry"),
     ("cystore.web.*", "celery"),
@@ -161,6 +164,7 @@ NEEDS_EXTRA: tuple[tuple[str, str], ...] = (
 
 # Modules that a framework finds by their names, and nobody imports: a pattern.
 FOUND_BY_NAME: tuple[str, ...] = (
+    "kombu_cystore",
     "pyspark_cystore",
     "cystore.contrib.django.a*",  # apps and admin
     "cystore.contrib.django.sending",  # for users

@@ -1,5 +1,5 @@
-"""Celery's own integration tests: `t/` of the source distribution of the version that is installed here, unpacked
-under build/."""
+"""Celery's and kombu's own integration tests: `t/` of the source distribution of the version that is installed here,
+unpacked under build/."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class SourcesError(RuntimeError):
     """The source distribution cannot be had, or is not what the package index says."""
 
 
-def sources() -> Path:
+def sources(package: str = "celery") -> Path:
     """The folder that holds `t/integration`, fetched by pip the first time."""
-    name = f"celery-{version('celery')}"
+    name = f"{package}-{version(package)}"
     folder = CACHE / name
     if folder.is_dir():
         return folder
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as work:
-        archive = _download(Path(work), f"celery=={version('celery')}")
+        archive = _download(Path(work), f"{package}=={version(package)}")
         with tarfile.open(archive) as tar:
             wanted = [m for m in tar.getmembers() if m.name.removeprefix(f"{name}/").startswith(WANTED)]
             tar.extractall(work, wanted, filter="data")

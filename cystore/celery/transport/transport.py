@@ -1,0 +1,585 @@
+"""kombu's transport on a store: a channel whose queues are topics, on the parts that kombu gives its own transports
+(kombu.transport.virtual).
+
+A queue that lasts is the topic ``celery_queue_NAME``, with a queue for each priority. Its messages are claimed by
+connections (`cystore.consumers.claims`) and settled by an acknowledgement. Messages for everybody (remote control,
+events), and those for a queue that lives as long as its consumer, are in one more topic, which each of them reads from
+the place where it began.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import select
+from collections import OrderedDict
+from contextlib import suppress
+from queue import Empty
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.uuid import uuid
+
+from cystore import (
+    CorruptRecordError,
+    GetStatus,
+    Message,
+    MessageIllegalError,
+    MessageStore,
+    StoreConfigError,
+    StoreError,
+)
+from cystore.celery.stores import Location, open_shared, opened_at
+from cystore.celery.transport import frames
+from cystore.celery.transport.bell import KEY, Bell
+from cystore.celery.transport.directory import Directory
+from cystore.clock import now_ms
+from cystore.consumers.claims import Claim, ClaimedQueue, Owner
+from cystore.engine.manifest.topic_names import TOPIC_BYTES_MAX
+
+log = logging.getLogger("cystore.celery")
+
+ALIAS = "cystore"
+GROUP = "celery"
+QUEUE_PREFIX, PASSING_TOPIC = "celery_queue_", "celery_passing"
+AT_ONCE = 64  # messages that one look takes at most
+EXPIRES = "x-expires"
+LOOK_S = 5.0  # between two moves of a queue's offset
+_numbers = itertools.count()  # of delivery tags in this process
+
+
+def topic_of(queue: str) -> str:
+    """The topic of a queue that lasts. Raises MessageIllegalError for a name that is too long."""
+    topic = QUEUE_PREFIX + _quoted(queue)
+    if len(topic) > TOPIC_BYTES_MAX:
+        raise MessageIllegalError(
+            f"queue {queue!r}: its topic {topic} is longer than {TOPIC_BYTES_MAX} bytes"
+        )
+    return topic
+
+
+def _quoted(name: str) -> str:
+    """A name in the letters that a topic may have."""
+    return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
+
+
+class QoS(virtual.QoS):
+    """Messages that a channel has: an acknowledgement settles, a rejection gives back or settles."""
+
+    def ack(self, delivery_tag: str) -> None:
+        self.channel.settle(delivery_tag)
+        super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if requeue:
+            self.channel.give_back([delivery_tag])
+        else:
+            self.channel.settle(delivery_tag)
+        self._quick_ack(delivery_tag)
+
+    def restore_unacked(self) -> list[Any]:
+        self._flush()
+        self.channel.give_back(list(self._delivered))
+        self._delivered.clear()
+        return []
+
+
+class Channel(virtual.Channel):
+    """A channel. Its messages belong to the connection."""
+
+    QoS = QoS
+    supports_fanout = True
+    body_encoding = None  # type: ignore[assignment]  # bodies stay bytes
+
+    def __init__(self, connection: Transport, **options: Any) -> None:
+        super().__init__(connection, **options)
+        self._claims: dict[str, tuple[ClaimedQueue, Claim]] = {}  # by delivery tag
+        # Of queues that live as long as their consumer: the next place for each priority.
+        self._positions: dict[str, list[int]] = {}
+        self._auto_delete: set[str] = set()
+
+    # ------------------------------------------------------------------------------------------ exchanges and queues
+
+    def prepare_queue_arguments(self, arguments: Any, **options: Any) -> Any:
+        return to_rabbitmq_queue_arguments(arguments, **options)
+
+    def exchange_declare(
+        self, exchange: str | None = None, type: str = "direct", durable: bool = False, auto_delete: bool = False,
+        arguments: Any = None, nowait: bool = False, passive: bool = False,
+    ) -> None:  # fmt: skip
+        name = exchange or f"amq.{type or 'direct'}"
+        known = self.connection.directory.exchange(name)
+        if known is not None and name not in self.state.exchanges:
+            self.state.exchanges[name] = {**known, "table": []}
+        super().exchange_declare(
+            exchange, type, durable=durable, auto_delete=auto_delete, arguments=arguments, nowait=nowait,
+            passive=passive,
+        )  # fmt: skip
+        if known is None and not passive:
+            fields = {name: value for name, value in self.state.exchanges[name].items() if name != "table"}
+            self.connection.directory.declare(name, fields)
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        super().exchange_delete(exchange, if_unused=if_unused, nowait=nowait)
+        self.connection.directory.forget_exchange(exchange)
+
+    def typeof(self, exchange: str, default: str = "direct") -> Any:
+        if exchange not in self.state.exchanges:
+            known = self.connection.directory.exchange(exchange)
+            if known is not None:
+                self.state.exchanges[exchange] = {**known, "table": []}
+        return super().typeof(exchange, default)
+
+    def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
+        return self.connection.directory.table(exchange)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        if queue in self._auto_delete and self.typeof(exchange).type == "fanout":
+            self._add_passing(queue)  # each consumer of a broadcast has a queue of its own
+        self.connection.directory.bind((exchange, routing_key or "", pattern or "", queue))
+
+    def queue_unbind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Any = None,
+        **options: Any,
+    ) -> None:
+        self.state.binding_delete(queue, exchange, routing_key)
+        self.connection.directory.unbind(
+            lambda one: (one[0], one[1], one[3]) == (exchange, routing_key or "", queue)
+        )
+
+    def _new_queue(
+        self,
+        queue: str,
+        auto_delete: bool = False,
+        exclusive: bool = False,
+        arguments: Any = None,
+        **options: Any,
+    ) -> None:
+        topic_of(queue)  # raises for a name that is too long
+        if auto_delete:
+            self._auto_delete.add(queue)
+        if exclusive or (auto_delete and EXPIRES in (arguments or {})):
+            self._add_passing(queue)
+        elif self.connection.directory.passing(queue) is None:
+            self.connection.directory.add_lasting(queue)
+
+    def _add_passing(self, queue: str) -> None:
+        connection = self.connection
+        begin = [
+            connection.store.next_queue_offset(PASSING_TOPIC, priority)
+            for priority in range(self.max_priority + 1)
+        ]
+        connection.directory.add_passing(queue, begin, connection.owner.id, connection.owner.dead)
+
+    def _has_queue(self, queue: str, **options: Any) -> bool:
+        connection = self.connection
+        return (
+            connection.directory.passing(queue) is not None
+            or connection.directory.lasts(queue)
+            or bool(connection.claimed_queues(queue))
+        )
+
+    def _delete(self, queue: str, *args: Any, **options: Any) -> None:
+        self._purge(queue)
+        self.connection.directory.forget_queue(queue)
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **options: Any
+    ) -> None:
+        if if_empty and self._size(queue):
+            return
+        self._delete(queue)
+        self.state.queue_bindings_delete(queue)
+
+    # ------------------------------------------------------------------------------------------------------- messages
+
+    def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
+        connection = self.connection
+        if connection.directory.passing(queue) is not None:
+            self._pass_on("q", queue, message)
+            return
+        priority = self._get_message_priority(message)
+        expiration = message["properties"].get("expiration")
+        expires = {} if expiration is None else {"expires_at_ms": now_ms() + int(expiration)}
+        connection.store.put(topic_of(queue), frames.encode(message), queue_id=priority, **expires)
+        connection.kept(queue, priority)
+        connection.store.wake_key(KEY)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **options: Any) -> None:
+        passing = False
+        for _, _, queue in self.get_table(exchange):
+            if self.connection.directory.passing(queue) is None:
+                self._put(queue, message)
+            else:
+                passing = True
+        if passing:
+            self._pass_on("x", exchange, message)
+
+    def _pass_on(self, kind: str, name: str, message: dict[str, Any]) -> None:
+        store = self.connection.store
+        priority = self._get_message_priority(message)
+        store.put(PASSING_TOPIC, frames.encode(message), queue_id=priority, tags=_tag(kind, name))
+        store.wake_key(KEY)
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        for payload in self.take(queue, 1):
+            return payload
+        raise Empty
+
+    def take(self, queue: str, count: int) -> list[dict[str, Any]]:
+        """Up to `count` messages of a queue, which this channel has from now on."""
+        connection = self.connection
+        begin = connection.directory.passing(queue)
+        if begin is not None:
+            return self._passing(queue, begin, count)
+        found: list[dict[str, Any]] = []
+        for claimed in connection.claimed_queues(queue):
+            if len(found) >= count:
+                break
+            found += self._claim(claimed, count - len(found))
+        return found
+
+    def _claim(self, claimed: ClaimedQueue, count: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while not found and (claims := claimed.claim(count)):
+            found = self._payloads(claimed, claims)  # of what has expired there is none
+        return found
+
+    def _payloads(self, claimed: ClaimedQueue, claims: list[Claim]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        gone: list[Claim] = []
+        try:
+            for claim, message in zip(claims, self._messages(claimed, claims), strict=True):
+                try:
+                    payload = None if message is None else frames.decode(bytes(message.body))
+                except CorruptRecordError as error:
+                    log.error(
+                        "%s: the message %d of %s/%d is left out: %s", self.connection.store.path, claim.queue_offset,
+                        claimed.topic, claimed.queue_id, error,
+                    )  # fmt: skip
+                    payload = None
+                if payload is None:
+                    gone.append(claim)  # it has expired, or is damaged
+                    continue
+                properties = payload["properties"]
+                properties["delivery_tag"] = tag = f"{claimed.queue_id}.{claim.queue_offset}.{next(_numbers)}"
+                if claim.redelivered:
+                    payload["headers"]["redelivered"] = True
+                    properties.setdefault("delivery_info", {})["redelivered"] = True
+                self._claims[tag] = claimed, claim
+                found.append(payload)
+            claimed.settle(gone)
+        except BaseException:
+            for payload in found:
+                self._claims.pop(payload["properties"]["delivery_tag"], None)
+            claimed.give_back(claims)
+            raise
+        return found
+
+    def _messages(self, claimed: ClaimedQueue, claims: list[Claim]) -> list[Message | None]:
+        """The message of each claim, in one read for neighbours; None for one that nobody can read any more."""
+        store, at = self.connection.store, 0
+        found: list[Message | None] = []
+        while at < len(claims):
+            begin, end = claims[at].queue_offset, at + 1
+            while end < len(claims) and claims[end].queue_offset == begin + end - at:
+                end += 1
+            wanted = range(begin, begin + end - at)
+            known: dict[int, Message] = {}
+            offset = begin
+            while offset in wanted:
+                result = store.get(claimed.topic, claimed.queue_id, offset, wanted.stop - offset)
+                known |= {message.queue_offset or 0: message for message in result.messages}
+                if result.next_offset <= offset:
+                    break
+                offset = result.next_offset
+            found += [known.get(one) for one in wanted]
+            at = end
+        return found
+
+    def _passing(self, queue: str, begin: list[int], count: int) -> list[dict[str, Any]]:
+        store = self.connection.store
+        positions = self._positions.setdefault(queue, list(begin))
+        bound = (one[0] for one in self.connection.directory.read()["bindings"] if one[3] == queue)
+        wanted = {_tag("q", queue), *(_tag("x", exchange) for exchange in bound)}
+        found: list[dict[str, Any]] = []
+        for priority in range(self.max_priority, self.min_priority - 1, -1):
+            while len(found) < count:
+                at = positions[priority]
+                result = store.get(
+                    PASSING_TOPIC, priority, at, count - len(found), tags=" || ".join(sorted(wanted))
+                )
+                for message in result.messages:
+                    payload = frames.decode(bytes(message.body))
+                    payload["properties"]["delivery_tag"] = uuid()
+                    found.append(payload)
+                if result.next_offset == at or result.status is GetStatus.NO_MATCHED_LOGIC_QUEUE:
+                    break
+                positions[priority] = result.next_offset
+        return found
+
+    def settle(self, delivery_tag: str) -> None:
+        """The message comes to nobody any more."""
+        claimed, claim = self._claims.pop(delivery_tag, (None, None))
+        if claimed is not None and claim is not None:
+            claimed.settle([claim])
+
+    def give_back(self, delivery_tags: list[str]) -> None:
+        """The messages are the next ones that somebody gets."""
+        for tag in delivery_tags:
+            claimed, claim = self._claims.pop(tag, (None, None))
+            if claimed is not None and claim is not None:
+                claimed.give_back([claim])
+        if delivery_tags:
+            with suppress(
+                StoreError
+            ):  # it was closed first: then somebody finds them when the process has ended
+                self.connection.store.wake_key(KEY)
+
+    def _restore(self, message: Any) -> None:
+        self.give_back([message.delivery_tag])
+
+    def _size(self, queue: str) -> int:
+        if self.connection.directory.passing(queue) is not None:
+            return 0
+        return sum(claimed.ready() for claimed in self.connection.claimed_queues(queue))
+
+    def _purge(self, queue: str) -> int:
+        return sum(claimed.purge() for claimed in self.connection.claimed_queues(queue))
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any
+    ) -> Any:
+        def settled(message: Any) -> Any:
+            if message.delivery_tag in self._claims:
+                self.settle(message.delivery_tag)
+            return callback(message)
+
+        done = super().basic_consume(queue, no_ack, settled if no_ack else callback, consumer_tag, **options)
+        self.connection.look_soon()
+        return done
+
+    def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
+        for payload in self.take(queue, 1):
+            message = self.Message(payload, channel=self)
+            if no_ack:
+                self.settle(message.delivery_tag)
+            else:
+                self.qos.append(message, message.delivery_tag)
+            return message
+        return None
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        super().basic_qos(prefetch_size, prefetch_count, apply_global)
+        self.connection.look_soon()
+
+    def room(self) -> int:
+        """How many messages this channel may take now."""
+        if not self._active_queues or not self.qos.can_consume():
+            return 0
+        return min(self.qos.can_consume_max_estimate() or AT_ONCE, AT_ONCE)
+
+    def close(self) -> None:
+        connection = self.connection
+        if not self.closed and connection is not None:
+            self.give_back([tag for tag in self._claims if tag not in self.qos._delivered])
+        super().close()
+
+
+class Transport(virtual.Transport):
+    """A connection to a store: its owner of claims, its bell, and the queues that it uses."""
+
+    Channel = Channel
+    driver_type = driver_name = ALIAS
+    can_parse_url = True
+    polling_interval = None  # type: ignore[assignment]  # nothing polls
+    default_port = None
+    connection_errors = (*virtual.Transport.connection_errors, StoreError)  # type: ignore[assignment]
+    channel_errors = (*virtual.Transport.channel_errors, MessageIllegalError)  # type: ignore[assignment]
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
+    )
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        super().__init__(client, **options)
+        self._known_directory: Directory | None = None
+        self._store: MessageStore | None = None
+        self._owner: Owner | None = None
+        self._bell: Bell | None = None
+        self._queues: OrderedDict[tuple[str, int], ClaimedQueue] = OrderedDict()
+        self._look_at_s, self._turn = 0.0, 0
+        self._waits = False
+        self._full: list[Channel] = []  # they could take nothing at the last look
+
+    def driver_version(self) -> str:
+        import cystore
+
+        return cystore.__version__
+
+    # ---------------------------------------------------------------------------------------------------------- parts
+
+    @property
+    def store(self) -> MessageStore:
+        """The store of the URL, open since the connection began. Raises StoreError."""
+        if self._store is None:
+            client: Any = self.client
+            url = client.hostname or ""
+            if "://" not in url:  # kombu has taken it apart: an alternative of a list
+                url = f"{ALIAS}:///{(client.virtual_host or '').lstrip('/')}"
+            location = Location.parse(url)
+            if location.remote or not location.path:
+                raise StoreConfigError(
+                    f"broker_url must name a store of this host: {ALIAS}:///path/of/the/store"
+                )
+            self._store = opened_at(location.path) or open_shared(location)
+        return self._store
+
+    @property
+    def owner(self) -> Owner:
+        """Who claims."""
+        if self._owner is None:
+            self._owner = Owner(self.store.path)
+        return self._owner
+
+    @property
+    def bell(self) -> Bell:
+        """Wakes this connection."""
+        if self._bell is None:
+            self._bell = Bell(self.store, self._somebody_died)
+        return self._bell
+
+    @property
+    def directory(self) -> Directory:
+        """Exchanges and bindings."""
+        if self._known_directory is None:
+            self._known_directory = Directory(self.store.path)
+        return self._known_directory
+
+    def claimed_queues(self, queue: str) -> list[ClaimedQueue]:
+        """The queues of a topic that there are, highest priority first."""
+        topic, store = topic_of(queue), self.store
+        control = store._attached().control
+        return [
+            self._queue(topic, priority)
+            for priority in range(Channel.max_priority, Channel.min_priority - 1, -1)
+            if control.find_queue(topic, priority) >= 0
+        ]
+
+    def _queue(self, topic: str, priority: int) -> ClaimedQueue:
+        found = self._queues.get((topic, priority))
+        if found is None:
+            found = self._queues[topic, priority] = ClaimedQueue(
+                self.store, lambda: self.owner, GROUP, topic, priority
+            )
+        return found
+
+    def kept(self, queue: str, priority: int) -> None:
+        """After a put: no clean removes the message before somebody takes it."""
+        self._queue(topic_of(queue), priority).keep()
+
+    def _somebody_died(self) -> bool:
+        """Called by the bell's thread, once a second in an idle worker."""
+        return sum(queue.take_over() for queue in list(self._queues.values())) > 0
+
+    # ---------------------------------------------------------------------------------------------------- connection
+
+    def establish_connection(self) -> Transport:
+        if self._store is not None and self._store.closed:
+            self._leave()
+        self.store.path  # noqa: B018 - raises if the store cannot be opened
+        return super().establish_connection()
+
+    def close_connection(self, connection: Any) -> None:
+        super().close_connection(connection)
+        with suppress(StoreError):
+            for queue in self._queues.values():
+                queue.look()
+        self._leave()
+
+    def _leave(self) -> None:
+        for queue in self._queues.values():
+            queue.close()
+        self._queues.clear()
+        for part in (self._bell, self._owner, self._known_directory):
+            if part is not None:
+                part.close()
+        self._bell = self._owner = self._known_directory = self._store = None
+
+    def verify_connection(self, connection: Any) -> bool:
+        return self._store is not None and not self._store.closed
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def look_soon(self) -> None:
+        """A consumer came, or may take more."""
+        if self._bell is not None:
+            self._bell.ring()
+
+    def drain_events(self, connection: Any, timeout: Any = None, **options: Any) -> None:
+        until_s = None if timeout is None else monotonic() + timeout
+        while True:
+            seen = self.bell.seen()
+            if self._deliver_some():
+                return
+            left_s = None if until_s is None else until_s - monotonic()
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError
+            self.bell.arm(seen)
+            select.select([self.bell.fd], [], [], left_s)
+            self.bell.quiet()
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """The loop calls when messages came, and after each of its turns."""
+        loop.add_reader(self.bell.fd, self._rung)
+        loop.on_tick.add(self._tick)
+
+    def _rung(self, *_: Any) -> None:
+        self.bell.quiet()
+        self._waits = False
+
+    def _tick(self) -> None:
+        if self._bell is None or (self._waits and not self._more_room()):
+            return
+        seen = self.bell.seen()
+        if self._deliver_some():
+            self.bell.ring()  # the loop's next turn comes at once
+        else:
+            self._waits = True
+            self._full = [channel for channel in self.channels if not channel.room()]
+            self.bell.arm(seen)
+
+    def _more_room(self) -> bool:
+        """Whether a channel may take messages that could take none at the last look."""
+        return any(channel.connection is not None and channel.room() for channel in self._full)
+
+    def _deliver_some(self) -> int:
+        """Gives messages to their callbacks, each queue in turn; returns their number."""
+        count = 0
+        for channel in list(self.channels):
+            queues = list(dict.fromkeys(channel._active_queues))
+            self._turn += 1
+            for at in range(len(queues)):
+                queue = queues[(at + self._turn) % len(queues)]
+                room = channel.room() if channel.connection is not None else 0
+                if not room:
+                    break
+                for payload in channel.take(queue, room):
+                    count += 1
+                    self._deliver(payload, queue)
+        now_s = monotonic()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            for one in self._queues.values():
+                one.look()
+        return count
+
+
+def _tag(kind: str, name: str) -> str:
+    return f"{kind}:{_quoted(name)}"
