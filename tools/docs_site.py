@@ -9,6 +9,7 @@ link that leads nowhere, also to a heading, ends the build.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def build(pages_folder: Path = PAGES, site: Path = SITE) -> int:
         settings.write(f"INHERIT: {CONFIG}\ndocs_dir: {pages_folder}\nsite_dir: {site}\n")
         settings.flush()
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", settings.name]
-        return subprocess.run(command, cwd=ROOT, check=False).returncode
+        env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # news of the theme, at each build
+        return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
 
 def main() -> int:
