@@ -7,6 +7,7 @@ import ipaddress
 import os
 import resource
 import socket
+import ssl
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -146,6 +147,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Raises StoreConfigError for files that TLS cannot be served with."""
+    if certificate is None:
+        if key is not None:
+            raise StoreConfigError("--key is the key of --certificate: give both")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        what = f"--certificate {certificate}" + ("" if key is None else f", --key {key}")
+        hint = " (without --key the file must have the key, too)" if key is None else ""
+        raise StoreConfigError(f"{what}: TLS cannot be served with it{hint}: {error}") from error
+
+
 def serve(
     stores: Sequence[Path],
     *,
@@ -171,8 +186,7 @@ def serve(
         )
     if token is None and celery is not None:
         raise StoreConfigError(f"--allow-actions needs --token TOKEN, or {TOKEN_VARIABLE}")
-    if (key is None) != (certificate is None):
-        raise StoreConfigError("--certificate and --key belong together: give both")
+    _check_certificate(certificate, key)
     app = create_app(
         stores,
         token=token,

@@ -30,13 +30,15 @@ from cystore.web import check_installed
     "--rate", type=click.IntRange(min=1), default=200, show_default=True,
     help="Requests that one client may send in a second, over a longer time.",
 )  # fmt: skip
+@click.option("--certificate", type=click.Path(path_type=Path), help="Serve TLS with this certificate.")
+@click.option("--key", type=click.Path(path_type=Path), help="The key, if the certificate's file has none.")
 @click.option(
     "--allow-actions", is_flag=True, help="Let clients with the token act on tasks, schedules and topics."
 )
 @click.pass_context
 def command(
     ctx: click.Context, host: str, port: int, token: str | None, url_prefix: str, allowed_hosts: tuple[str, ...],
-    rate: int, allow_actions: bool,
+    rate: int, certificate: Path | None, key: Path | None, allow_actions: bool,
 ) -> None:  # fmt: skip
     """A page that shows every task of the app's store, and a JSON API; Ctrl-C ends it. Needs cystore[web].
 
@@ -50,7 +52,8 @@ def command(
 
         serve(
             [Path(location.path)], host=host, port=port, token=token, url_prefix=url_prefix,
-            allowed_hosts=allowed_hosts, rate_per_s=rate, config=app_store.settings_of(location),
+            allowed_hosts=allowed_hosts, rate_per_s=rate, certificate=certificate, key=key,
+            config=app_store.settings_of(location),
             texts=Texts(Redaction.of(ctx.obj.app.conf, ctx.obj.app), app_store.is_valid(ctx)),
             celery=ctx.obj.app if allow_actions else None,
         )  # fmt: skip

@@ -40,7 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let clients with the token act on tasks, schedules and topics of this Celery app (module or module:name)",
     )  # fmt: skip
     parser.add_argument("--certificate", metavar="FILE", type=store_path, help="serve TLS with it")
-    parser.add_argument("--key", metavar="FILE", type=store_path, help="the key of the certificate")
+    parser.add_argument("--key", metavar="FILE", type=store_path, help="its key, if the file has none")
 
 
 def _run(args: argparse.Namespace) -> int:

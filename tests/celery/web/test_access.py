@@ -7,8 +7,10 @@ import json
 import resource
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
+import urllib.request
 from urllib.parse import urlsplit
 
 import pytest
@@ -65,6 +67,32 @@ def test_what_cannot_be_served(server, path, tmp_path):
     port = urlsplit(server.url).port
     line = _refused(path, "--port", port)
     assert f"port {port}" in line and line.endswith("give another --host or --port")  # the disk is no reason
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_tls(path, tmp_path):
+    """With the key in a file of its own, and in that of the certificate; what is no certificate is named."""
+    certificate, key, both = (tmp_path / name for name in ("certificate.pem", "key.pem", "both.pem"))
+    made = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    )
+    words = [*made.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(words, check=True, capture_output=True, timeout=TIMEOUT_S)
+    both.write_bytes(certificate.read_bytes() + key.read_bytes())
+    trusting = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=certificate))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusting)
+    for words in (("--certificate", certificate, "--key", key), ("--certificate", both)):
+        with WebServer(path, *words) as server:
+            assert server.url.startswith("https://")
+            with opener.open(f"{server.url}healthz", timeout=TIMEOUT_S) as answer:
+                assert answer.status == 200
+    for words in (
+        ("--certificate", certificate),
+        ("--certificate", tmp_path / "none"),
+        ("--certificate", path),
+    ):
+        assert str(words[1]) in _refused(path, *words)
+    assert "--certificate" in _refused(path, "--key", key)
 
 
 @pytest.mark.parametrize(
