@@ -247,7 +247,9 @@ class _Pages:
         asked = parameters.read(request.query_params, parameters.STATS)
         try:
             found = await self._read(
-                lambda: fleet_numbers.stats_of(self.stores.source(), asked["since"], asked["step"]),
+                lambda: fleet_numbers.stats_of(
+                    self.stores.source(), asked["since"], asked["until"], asked["step"]
+                ),
                 is_search=True,
             )
         except ValueError as error:

@@ -84,9 +84,9 @@ def _percentiles(times: Runtimes) -> dict[str, float | None]:
     return {f"p{percent}": times.percentile(percent) for percent in (50, 95, 99)}
 
 
-def stats_of(source: Source, begin_ms: int | None, step_ms: int | None) -> dict[str, Any]:
+def stats_of(source: Source, begin_ms: int | None, end_ms: int | None, step_ms: int | None) -> dict[str, Any]:
     """Counts and times in buckets, and by name. Raises ValueError for too many buckets."""
-    end_ms = now_ms()
+    end_ms = now_ms() if end_ms is None else max(0, min(end_ms, now_ms()))
     begin_ms = end_ms - SPAN_MS if begin_ms is None else max(0, begin_ms)
     span_ms = max(1, end_ms - begin_ms)
     step_ms = step_ms or max(1000, -(-span_ms // BUCKETS))

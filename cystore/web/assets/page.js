@@ -136,7 +136,7 @@ function plot(title, buckets, series, stepS) {
   drag(picture, range, buckets, stepS, width);
   return h("section", {}, h("h2", {}, title), picture, h("p", { class: "dim" },
     series.map((line) => [h("span", { class: line.kind }, `■ ${line.name} `)]),
-    "Drag over the plot to see the tasks of that time."));
+    "Drag over the plot to look closer at that time."));
 }
 
 function drag(picture, range, buckets, stepS, width) {
@@ -161,7 +161,7 @@ function drag(picture, range, buckets, stepS, width) {
     from = null;
     const first = new Date(buckets[0].time).getTime(), span = buckets.length * stepS * 1000;
     const time = (part) => new Date(first + part * span).toISOString();
-    location.hash = link("tasks", { since: time(ends[0]), until: time(Math.max(ends[1], ends[0] + 1 / buckets.length)) });
+    location.hash = link("", { since: time(ends[0]), until: time(Math.max(ends[1], ends[0] + 1 / buckets.length)) });
   });
 }
 
@@ -177,18 +177,23 @@ const partial = (found) => found.partial
   && h("p", { class: "wait" }, "Counting took too long: these numbers begin at ", when(found.since), ".");
 
 async function overview(query) {
-  const since = query.since || "1h";
-  const [stats, { stores }] = await Promise.all([api("api/stats", { since }), api("api/stores")]);
+  const since = query.since || "1h", span = { since, until: query.until };
+  const [stats, { stores }] = await Promise.all([api("api/stats", span), api("api/stores")]);
   const sum = (name) => stats.buckets.reduce((total, one) => total + one[name], 0);
   const card = (text, value, kind, target) => h("li", {}, h("span", { class: kind || "dim" }, text),
     h("strong", {}, target ? h("a", { href: target }, value) : value));
   return ["Overview",
-    spanForm("", query, since), partial(stats),
+    query.until
+      ? h("p", { class: "pager" }, h("span", {}, when(since), " to ", when(query.until)),
+        h("a", { href: link("tasks", span) }, "Tasks of this time"), h("a", { href: "#/" }, "Last hour"))
+      : spanForm("", query, since),
+    partial(stats),
     h("ul", { class: "cards" },
-      card("sent", sum("sent"), null, link("tasks", { since })),
-      card("succeeded", sum("succeeded"), "good", link("tasks", { since, state: "SUCCESS" })),
-      card("failed", sum("failed"), "bad", link("failures", { since })),
-      card("retried", sum("retried"), "wait", link("tasks", { since, state: "RETRY" })),
+      card("sent", sum("sent"), null, link("tasks", span)),
+      card("succeeded", sum("succeeded"), "good", link("tasks", { ...span, state: "SUCCESS" })),
+      card("failed", sum("failed"), "bad",
+        query.until ? link("tasks", { ...span, state: "FAILURE" }) : link("failures", { since })),
+      card("retried", sum("retried"), "wait", link("tasks", { ...span, state: "RETRY" })),
       stores.map((one) => [card(`store ${one.path.split("/").pop()}`, one.status,
         one.status === "ok" ? "good" : "bad", link("stores")), !one.error && [
         card("disk used", `${one.disk_used_percent} %`, one.disk_used_percent > 85 ? "bad" : null, link("stores")),

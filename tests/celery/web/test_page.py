@@ -110,6 +110,18 @@ class TestInABrowser:
         assert page.value("window.ran") is None
         assert page.errors == []
 
+    def test_dragging_over_a_plot_looks_closer(self, server, page):
+        page.size(1200, 900)
+        page.open(f"{server.url}#/", "overview")
+        box = "document.querySelector('svg.plot').getBoundingClientRect()"
+        left, top, width = (page.value(f"{box}.{one}") for one in ("left", "top", "width"))
+        for kind, part in (("mousePressed", 0.9), ("mouseMoved", 0.95), ("mouseReleased", 1.0)):
+            place = {"x": left + part * (width - 2), "y": top + 40}
+            page.call("Input.dispatchMouseEvent", type=kind, button="left", buttons=1, clickCount=1, **place)
+        page.wait("location.hash.includes('until=') && document.querySelector('main .pager a') !== null")
+        page.value("document.querySelector('main .pager a').click()")
+        page.wait("document.querySelectorAll('main tbody tr').length > 40")
+
     def test_search_by_keyboard(self, server, page):
         page.open(f"{server.url}#/tasks", "tasks")
         page.value("document.activeElement.blur()")

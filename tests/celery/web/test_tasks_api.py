@@ -27,6 +27,7 @@ from tests.celery.conftest import wait_until
 from tests.support.celery.logs import event_message, runs, write
 from tests.support.celery.web import WebServer, asked
 from tests.support.process import Process
+from tests.support.processes.shifted import ShiftedClock
 
 RUNS = 60
 FIELDS = {
@@ -318,6 +319,9 @@ def test_numbers(server):
     assert names["app.task0"]["succeeded"] == 15 and names["app.task1"]["failed"] == 3
     assert names["app.task0"]["run_s"]["p50"] == pytest.approx(0.029, rel=0.02)
     assert _asked(server, "api/stats?since=7d&step=1").status == 400
+    early = server.json("api/stats", since="1h", until="30m")
+    assert sum(one["sent"] for one in early["buckets"]) == 0 and early["until"] < stats["until"]
+    assert server.json("api/stats", since="1m", until="2m")["buckets"] == []
 
     causes = {(one["name"], one["cause"]): one for one in server.json("api/failures")["failures"]}
     assert causes["app.task1", "ValueError"]["count"] == 3
@@ -404,6 +408,29 @@ def test_workers_that_live_and_one_that_is_killed(tmp_path):
         assert alive() == {"here@h", "other@h"}
         other.kill()
         wait_until(lambda: alive() == {"here@h"}, "the page sees that the process is gone")
+
+
+@pytest.mark.parametrize("days", [-30, 40_000])
+def test_a_clock_that_is_wrong(tmp_path, days):
+    """The page's clock is behind that of the log, or ahead: every address answers, and each task is found."""
+    with cystore.open(tmp_path / "store") as store:
+        write(store, runs(5))
+    clock = ShiftedClock(tmp_path)
+    clock.offset_ms = days * 86_400_000
+    with WebServer(tmp_path / "store", **clock.environment({})) as server:
+        assert server.ids() == server.ids(text="app.task") == [f"t{number}" for number in range(4, -1, -1)]
+        for place in (
+            "stats",
+            "failures",
+            "workers",
+            "stores",
+            "eta",
+            "schedules",
+            "tasks/t1",
+            "workflows/t1",
+        ):
+            assert server.get(f"api/{place}").status == 200, place
+        assert server.get("metrics").status == server.get("healthz").status == 200
 
 
 def test_metrics_of_several_stores(tmp_path):
