@@ -1,7 +1,8 @@
 """`python -m benchmarks.celery.drain`: what a task costs the worker. The tasks are sent before the worker starts, so no
 client takes part: how fast does the worker drain its queue, and which process needs how much processor time?
 
-Each round measures all backends in turn, each with a Redis of its own as the broker and one prefork worker. A task
+Each round measures all backends in turn, each with a Redis of its own as the broker and one prefork worker; "no server"
+is a worker whose broker is the store of its results. A task
 returns a text of 200 bytes. It counts itself in shared memory, so the count costs the same with every backend. The
 first tasks warm up the worker. From then on until the last one, the time elapsed is taken, and the processor time of
 the worker's main process, of its pool processes and of the Redis server, as the operating system counts it. "None" is
@@ -34,7 +35,8 @@ from tools.redis_server import Redis, redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 NONE, REDIS, LOG_ON, LOG_OFF = "none", "Redis", "cystore, log on", "cystore, log off"
-BACKENDS = (NONE, REDIS, LOG_ON, LOG_OFF)
+NO_SERVER, NO_SERVER_LOG_OFF = "no server, log on", "no server, log off"  # the store is the broker, too
+BACKENDS = (NONE, REDIS, LOG_ON, LOG_OFF, NO_SERVER, NO_SERVER_LOG_OFF)
 LOOK_S = 0.002
 MOST_S = 600.0
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -88,12 +90,12 @@ def drain(backend: str, options: argparse.Namespace, folder: Path) -> Drained:
         count = folder / "count"
         count.write_bytes(bytes(fleet.COUNT_BYTES))
         environment = {
-            fleet.BROKER_VARIABLE: redis.broker_url,
+            fleet.BROKER_VARIABLE: (broker_url := broker_of(backend, redis, folder)),
             fleet.BACKEND_VARIABLE: url_of(backend, redis, folder),
-            fleet.LIFECYCLE_VARIABLE: "1" if backend == LOG_ON else "",
+            fleet.LIFECYCLE_VARIABLE: "1" if backend in (LOG_ON, NO_SERVER) else "",
             fleet.COUNT_VARIABLE: str(count),
         }
-        send(redis, options.tasks + options.warm_up)
+        send(broker_url, options.tasks + options.warm_up)
         with (
             open(count, "r+b") as file,
             mmap.mmap(file.fileno(), fleet.COUNT_BYTES) as counts,
@@ -127,12 +129,21 @@ def url_of(backend: str, redis: Redis, folder: Path) -> str:
     return redis.broker_url if backend == REDIS else f"cystore://{folder}/store"
 
 
-def send(redis: Redis, count: int) -> None:
+def broker_of(backend: str, redis: Redis, folder: Path) -> str:
+    """The broker's URL: the store itself, or Redis."""
+    return f"cystore://{folder}/store" if backend in (NO_SERVER, NO_SERVER_LOG_OFF) else redis.broker_url
+
+
+def send(broker_url: str, count: int) -> None:
     """Sends the tasks from here, without any backend."""
-    app = Celery(broker=redis.broker_url, backend="disabled://", set_as_current=False)
+    app = Celery(broker=broker_url, backend="disabled://", set_as_current=False)
     with app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
         for _ in range(count):
             app.send_task(fleet.text.name, producer=producer)
+    if broker_url.startswith("cystore"):
+        from cystore.celery.stores import close_shared
+
+        close_shared()  # before the folder goes
 
 
 def main(arguments: list[str]) -> int:
