@@ -17,7 +17,7 @@ from cystore._native.append.put import put_function
 from cystore._native.lookup.get_result import GetResult
 from cystore._native.lookup.key_reader import QueryResult, query_function
 from cystore._native.lookup.queue_reader import get_function, read_function
-from cystore._native.record.argument_checks import function, whole, yes_or_no
+from cystore._native.record.argument_checks import function, yes_or_no
 from cystore._native.record.argument_checks import path as checked_path
 from cystore._native.record.message import Message, PutResult
 from cystore._native.system.descriptor import AtDrop
@@ -31,7 +31,6 @@ from cystore.config_sources import resolve
 from cystore.consumers.names import checked_group
 from cystore.derived.reading.by_key import DEFAULT_COUNT
 from cystore.errors import (
-    MessageIllegalError,
     NotDurableError,
     StoreClosedError,
     StoreConfigError,
@@ -449,6 +448,9 @@ class MessageStore(
         deliver_at_ms: int | None = None,
         delay_ms: int | None = None,
         dedup_key: str | None = None,
+        every_ms: int | None = None,
+        missed: str = "once",
+        until_ms: int | None = None,
     ) -> PutResult:
         """Appends one message and returns its place.
 
@@ -459,7 +461,8 @@ class MessageStore(
 
         With a `delay_level` from 1 on (of message_delay_level), `deliver_at_ms` (ms since the epoch) or `delay_ms`
         (up to timer_max_delay_s) it waits in SCHEDULE_TOPIC_XXXX until it is due and delivered (`deliver`). The result
-        describes its place there.
+        describes its place there. With `every_ms` it comes again and again, until `until_ms` or a `cancel`; `missed`
+        says what becomes of times at which nobody delivered: "once", "all" or "skip" (docs/delay.md).
         From `expires_at_ms` on (ms since the epoch) reads leave the message out. With a `dedup_key` only the first put
         of the key within dedup_window_ms appends; each later one returns the place of that message (`put_once`). Waits
         up to `busy_timeout_ms` for a holder of the append lock that makes no progress, such as a stopped process.
@@ -467,19 +470,16 @@ class MessageStore(
         Raises MessageIllegalError, StoreFullError, StoreNotWritableError, PageCacheBusyError, StoreClosedError; with
         sync flush also FlushFailedError and StoreTimeoutError, whose `results` hold the messages that were appended.
         """
+        given: dict[str, Any] = {
+            "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag, "flush": flush,
+            "unique_key": unique_key, "delay_level": delay_level, "busy_timeout_ms": busy_timeout_ms,
+            "expires_at_ms": expires_at_ms, "deliver_at_ms": deliver_at_ms, "delay_ms": delay_ms,
+        }  # fmt: skip
+        if every_ms is not None or until_ms is not None:
+            return self._put_every(topic, body, every_ms, missed, until_ms, dedup_key, given)
         if dedup_key is not None:
-            if whole("delay_level", delay_level, 0) or unique_key is not None:
-                raise MessageIllegalError("dedup_key: goes with neither unique_key nor delay_level")
-            return self.put_once(
-                topic, body, dedup_key=dedup_key, window_ms=self.config.dedup_window_ms, queue_id=queue_id, keys=keys,
-                tags=tags, properties=properties, flag=flag, flush=flush, busy_timeout_ms=busy_timeout_ms,
-                expires_at_ms=expires_at_ms, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms,
-            ).place  # fmt: skip
-        return self._revive().put(
-            topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag, flush=flush,
-            unique_key=unique_key, delay_level=delay_level, busy_timeout_ms=busy_timeout_ms,
-            expires_at_ms=expires_at_ms, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms,
-        )  # fmt: skip
+            return self._put_with_key(topic, body, dedup_key, given)
+        return self._revive().put(topic, body, **given)
 
     def put_many(
         self, messages: Sequence[Message], *, flush: str | None = None, batch: bool = False

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cystore._native.record.argument_checks import whole
+from cystore._native.record.message import PutResult
 from cystore.attachment.attachment import StoreHandle
+from cystore.errors import MessageIllegalError
 
 if TYPE_CHECKING:
     from cystore.once.puts import PutOnce
@@ -53,3 +56,11 @@ class StoreOnce(StoreHandle):
             put={"queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
                  "expires_at_ms": expires_at_ms, "deliver_at_ms": deliver_at_ms, "delay_ms": delay_ms},
         )  # fmt: skip
+
+    def _put_with_key(self, topic: str, body: Any, dedup_key: str, given: dict[str, Any]) -> PutResult:
+        """`put` with a `dedup_key`."""
+        level, unique_key = given.pop("delay_level"), given.pop("unique_key")
+        if whole("delay_level", level, 0) or unique_key is not None:
+            raise MessageIllegalError("dedup_key: goes with neither unique_key nor delay_level")
+        window_ms = self._writable().config.dedup_window_ms
+        return self.put_once(topic, body, dedup_key=dedup_key, window_ms=window_ms, **given).place

@@ -13,7 +13,6 @@ from cystore._native.record.message import Message, PutResult, due_message
 from cystore._native.record.properties import changed_properties, message_for_topic
 from cystore.errors import MessageIllegalError
 from cystore.layout import (
-    BLANK_SIZE_MIN,
     CONSTANTS,
     DISCARDED_TOPIC,
     HALF_TOPIC,
@@ -36,8 +35,6 @@ MARK_TAG = "m"  # of a record that ends no half message: notes before it are los
 OFFSET_DIGITS_MAX = 19
 DUE_DIGITS_MAX = 17  # as of EXPIRES_AT_MS
 PROPERTIES_BYTES_MAX = CONSTANTS["PROPERTIES_BYTES_MAX"][0]
-DELIVERY_ROOM = CONSTANTS["DELAY_PROPERTY_ROOM"][0]  # bytes that the delivery of a waiting message adds
-FIXED_BYTES_MAX = CONSTANTS["RECORD_HEAD_BYTES_MAX"][0] + CONSTANTS["RECORD_TAIL_FIXED_BYTES"][0]
 
 
 class HalfMessage(NamedTuple):
@@ -112,21 +109,6 @@ def checks_of(stored: Message) -> int:
     """The number of checks that a transaction has had."""
     times = stored.properties.get(CHECK_TIMES, "")
     return int(times) if times.isascii() and times.isdecimal() and len(times) <= OFFSET_DIGITS_MAX else 0
-
-
-def check_room_to_wait(half: Message, topic: str, file_bytes: int) -> None:
-    """Refuses a message whose record the log could not take when it is delivered. Raises MessageIllegalError."""
-    properties = len(half.properties_bytes or b"") + DELIVERY_ROOM
-    if properties > PROPERTIES_BYTES_MAX:
-        raise MessageIllegalError(
-            f"properties: {properties - DELIVERY_ROOM} bytes with those of the transaction, at most "
-            f"{PROPERTIES_BYTES_MAX - DELIVERY_ROOM} for a delayed message"
-        )
-    size = FIXED_BYTES_MAX + len(half.body) + max(len(topic), len(SCHEDULE_TOPIC)) + properties
-    if size + BLANK_SIZE_MIN > file_bytes:
-        raise MessageIllegalError(
-            f"body: delivered, the record has up to {size} bytes, a whole commit log file {file_bytes}"
-        )
 
 
 def committed_of(stored: Message, half: HalfMessage, now_ms: int = 0) -> Message:

@@ -37,6 +37,7 @@ from cystore.errors import (
     shown,
 )
 from cystore.layout import FLAGS, HALF_TOPIC, OP_TOPIC
+from cystore.services.delay.recurring import check_room_to_wait, due_time_of
 from cystore.services.delay.transfer import Room, RoomNeededError
 from cystore.system.threads import os_threads
 from cystore.transactions.facts import LogFacts
@@ -48,7 +49,6 @@ from cystore.transactions.half import (
     ROLLED_BACK,
     HalfMessage,
     asked_again_of,
-    check_room_to_wait,
     checks_of,
     committed_of,
     discarded_of,
@@ -113,7 +113,8 @@ class Transactions:
             topic=name, body=body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag,
             unique_key=transaction, deliver_at_ms=deliver_at_ms, delay_ms=delay_ms,
         )  # fmt: skip
-        due_ms = _due_ms(parts, deliver_at_ms, delay_ms)
+        now_ms, most_ms = clock.now_ms(parts.control), parts.config.timer_max_delay_s * 1000
+        due_ms = due_time_of(deliver_at_ms, delay_ms, now_ms, most_ms)
         half = half_of(message, encode_host(parts.config.store_host, "store_host"), group, due_ms)
         if due_ms is not None:
             assert parts.appender is not None
@@ -393,24 +394,6 @@ _COUNTED = {
     ASKED_AGAIN: "asked_again",
     DISCARDED: "discarded",
 }
-
-
-def _due_ms(parts: Attachment, deliver_at_ms: int | None, delay_ms: int | None) -> int | None:
-    """The time until which the committed message waits. At most one is given. Raises MessageIllegalError for one that
-    is too far away."""
-    if deliver_at_ms is None and delay_ms is None:
-        return None
-    now_ms, most_ms = clock.now_ms(parts.control), parts.config.timer_max_delay_s * 1000
-    if deliver_at_ms is not None:
-        due_ms = whole("deliver_at_ms", deliver_at_ms, 1, error=MessageIllegalError)
-    else:
-        due_ms = now_ms + 1 + whole("delay_ms", delay_ms, 0, error=MessageIllegalError)
-    if due_ms - now_ms > most_ms + 1:
-        raise MessageIllegalError(
-            f"{'delay_ms' if deliver_at_ms is None else 'deliver_at_ms'}: the message would wait {due_ms - now_ms} ms, "
-            f"at most {most_ms} (timer_max_delay_s)"
-        )
-    return due_ms
 
 
 def _id_of(half: HalfMessage | str) -> str:

@@ -66,12 +66,23 @@ def test_messages_with_a_time_are_listed_withdrawn_and_fired(command, store_path
         (("--deliver-in", "1h", "--deliver-at", "2027-01-01T09:00Z"), "not both"),
         (("--deliver-in", "1h", "--delay-level", "1"), "not both"),
         (("--deliver-in", "500w"), "timer_max_delay_s"),
+        (("--every", "1ms"), "every_ms"),
+        (("--until", "2027-01-01T09:00Z"), "goes with every_ms"),
     ],
     ids=str,
 )
 def test_wrong_times_are_refused_in_a_line(command, store_path, arguments, said):
     done = command.run("put", store_path, "T", "--create", *arguments, *SETTINGS, stdin=b"x")
     assert done.returncode == 2 and said in done.stderr
+
+
+def test_a_message_that_comes_again_is_listed_and_cancelled(command, store_path):
+    put(command, store_path, b"x", "--key", "k", "--every", "1h", "--missed", "skip")
+    (found,) = command.json_lines("delayed", store_path, "--json", *SETTINGS)
+    assert found["every_ms"] == HOUR_MS
+    assert "again after 3600 s" in command.ok("delayed", store_path, *SETTINGS)
+    assert command.ok("cancel", store_path, "reminders", "k", *SETTINGS) == "cancelled\n"
+    assert command.run("delayed", store_path, *SETTINGS).returncode == 1
 
 
 @pytest.mark.parametrize("name", ["cancel", "fire"])

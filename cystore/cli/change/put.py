@@ -22,6 +22,7 @@ from cystore.operate.command import (
 )
 from cystore.operate.output import time_text, write_json, write_line, write_note
 from cystore.operate.progress import progress
+from cystore.services.delay.recurring import MISSED
 from cystore.system import files
 
 CHUNK_BYTES = 256 * 1024
@@ -47,6 +48,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="delay before the topic gets the message, for example 90s, 2h or 1d12h")  # fmt: skip
     parser.add_argument("--deliver-at", metavar="TIME", dest="deliver_at_ms", type=due_time,
                         help="when the topic gets the message, for example 2027-01-01T09:00+01:00")  # fmt: skip
+    parser.add_argument("--every", metavar="DURATION", dest="every_ms", type=duration,
+                        help="deliver it again and again: first after --deliver-in or at --deliver-at, or after this "
+                        "time, for example 1h")  # fmt: skip
+    parser.add_argument("--missed", choices=MISSED, default="once",
+                        help="with --every: what becomes of times at which nobody delivered (%(default)s)")  # fmt: skip
+    parser.add_argument("--until", metavar="TIME", dest="until_ms", type=due_time,
+                        help="with --every: the last time")  # fmt: skip
     parser.add_argument(
         "--flush",
         choices=("async", "sync"),
@@ -104,7 +112,7 @@ def _write_result(args: argparse.Namespace, put: cystore.PutResult) -> None:
         queue = f"{args.topic}/{args.queue}"
         if args.delay_level:
             queue = f"{SCHEDULE_TOPIC}/{args.delay_level - 1}"
-        elif (args.deliver_at_ms or 0) > put.store_timestamp_ms or args.delay_ms:
+        elif args.every_ms or (args.deliver_at_ms or 0) > put.store_timestamp_ms or args.delay_ms:
             queue = f"{SCHEDULE_TOPIC}/{TIMER_QUEUE_ID}"
         where = f"{queue}@{put.queue_offset}"
         write_line(
@@ -114,6 +122,17 @@ def _write_result(args: argparse.Namespace, put: cystore.PutResult) -> None:
 
 
 def _append(args: argparse.Namespace, store: cystore.MessageStore, bodies: Sequence[bytes]) -> None:
+    if args.every_ms is not None or args.until_ms is not None:
+        for body in bodies:
+            put = store.put(
+                args.topic, body, queue_id=args.queue, keys=args.keys, tags=args.tag,
+                properties=dict(args.properties), delay_level=args.delay_level, deliver_at_ms=args.deliver_at_ms,
+                delay_ms=args.delay_ms, flush=args.flush, every_ms=args.every_ms, missed=args.missed,
+                until_ms=args.until_ms,
+            )  # fmt: skip
+            _write_result(args, put)
+        sys.stdout.flush()
+        return
     messages = [
         cystore.Message(topic=args.topic, queue_id=args.queue, body=body, keys=args.keys, tags=args.tag,
                         properties=dict(args.properties), delay_level=args.delay_level,
@@ -168,6 +187,7 @@ COMMAND = Command(
         "cystore put /var/lib/app/store orders --queue 3 --lines --json < orders.jsonl",
         "echo later | cystore put /var/lib/app/store greetings --delay-level 5",
         "echo wake up | cystore put /var/lib/app/store greetings --key dawn --deliver-at 2027-01-01T09:00+01:00",
+        "echo stretch | cystore put /var/lib/app/store greetings --key break --every 1h --missed skip",
     ),
     add_arguments=_add_arguments,
     run=_run,

@@ -31,17 +31,20 @@ def _write(message: DelayedMessage, *, as_json: bool) -> None:
             "tags",
             "physical_offset",
             "store_timestamp_ms",
+            "every_ms",
         )
         write_json(
             {name: getattr(message, name) for name in names}
             | {"body": base64.b64encode(message.body).decode("ascii")}
         )
         return
+    again = "" if message.every_ms is None else f"  again after {message.every_ms / 1000:g} s"
     keys = f"  keys {' '.join(message.keys)}" if message.keys else ""
     write_line(
         one_line(
-            f"{time_text(message.deliver_at_ms)}  {message.topic}/{message.queue_id}{keys}  {len(message.body)} bytes, "
-            f"put {time_text(message.store_timestamp_ms)} at physical offset {message.physical_offset}"
+            f"{time_text(message.deliver_at_ms)}  {message.topic}/{message.queue_id}{keys}{again}  "
+            f"{len(message.body)} bytes, put {time_text(message.store_timestamp_ms)} "
+            f"at physical offset {message.physical_offset}"
         )
     )
 

@@ -88,6 +88,9 @@ class Scheduler:
         # The last answer of `runs_behind`, and the log position where the messages of those runs end.
         self._behind: tuple[dict[int, int], int] = {}, 0
         self._transfer = None if appender is None else Transfer(progress, appender)
+        # By queue offset: the records of due messages of the timer that come again, the first one of them is in the
+        # batch. They are appended together.
+        self._groups: dict[int, list[Message]] = {}
         self._told_overdue = False
         self._told: set[tuple[str, int]] = set()  # queues that cannot be made, and that were reported
 
@@ -125,11 +128,13 @@ class Scheduler:
                 batch = [] if unseen else self._due(now_ms, most)
                 if no_queues is not None:
                     self._set_aside(batch, no_queues)
-                put, room = self._put(batch)
+                delivered, end, room = self._put_all(batch)
                 self._progress.save_if_old(self._config.flush_delay_offset_interval_ms)
-            if put and self._config.flush_disk_type == "sync":
-                self._flusher.flush_to(put[-1].physical_offset + put[-1].size_bytes)
-            done += len(put) if no_queues is None else _delivered(batch, len(put))
+            if end and self._config.flush_disk_type == "sync":
+                self._flusher.flush_to(end)
+            done += delivered
+            if self._groups:  # the next time of one may be over, too
+                self._dispatch_help.run(tells_of_others=True)
             if unseen:
                 if unseen == awaited:
                     return Progress(done)  # no reader sees yet what is delivered
@@ -191,25 +196,63 @@ class Scheduler:
         longer = [(delay, one) for one, delay in enumerate(delays, 1) if delay > own and one - 1 in slots]
         return min(longer)[1] if longer else level
 
-    def _put(self, batch: list[Leaving]) -> tuple[list[PutResult], RoomNeededError | None]:
-        """Delivers a batch, counts its delivered messages, and returns the missing resource for the rest."""
-        copies = [copy for _, _, copy in batch if copy is not None]
+    def _put_all(self, batch: list[Leaving]) -> tuple[int, int, RoomNeededError | None]:
+        """Delivers a batch: returns the number of messages that reached their topics, where the last record ends (0:
+        there is none), and the missing resource for the rest."""
+        done, end = 0, 0
+        for part in self._parts(batch):
+            copies = self._group(part) or [copy for _, _, copy in part if copy is not None]
+            put, room = self._put(part, copies)
+            done += sum(copy.topic != SCHEDULE_TOPIC for copy in copies[: len(put)])
+            if put:
+                end = put[-1].physical_offset + put[-1].size_bytes
+            if room is not None or len(put) < len(copies):
+                return done, end, room
+        return done, end, None
+
+    def _parts(self, batch: list[Leaving]) -> list[list[Leaving]]:
+        """The batch in parts that are appended at once: a message that comes again is one by itself."""
+        if not self._groups:
+            return [batch]
+        parts: list[list[Leaving]] = [[]]
+        for leaving in batch:
+            if self._group([leaving]):
+                parts += [[leaving], []]
+            else:
+                parts[-1].append(leaving)
+        return [part for part in parts if part]
+
+    def _group(self, part: list[Leaving]) -> list[Message] | None:
+        """The records of a message that comes again, if it is the part, and was not set aside."""
+        if not self._groups or len(part) != 1:
+            return None
+        slot, queue_offset, copy = part[0]
+        group = self._groups.get(queue_offset) if slot == self._progress.timer.slot else None
+        return group if group is not None and group[0] is copy else None
+
+    def _put(
+        self, batch: list[Leaving], copies: list[Message]
+    ) -> tuple[list[PutResult], RoomNeededError | None]:
+        """Delivers a part of a batch, counts its delivered messages, and returns the missing resource for the rest."""
         if not copies:
             self._advance(batch, [])
             return [], None
+        group = self._group(batch)
         try:
-            put, room = self._append(copies)
+            put, room = self._append(copies, together=group is not None)
         except MessageIllegalError:
             return self._put_one(batch)  # nothing was written, because all messages are checked first
         except StoreError as error:
             self._advance(batch, error.results or [])
             raise
-        self._advance(batch, put)
+        self._advance(batch, put if group is None else put[:1])
         return put, room
 
-    def _append(self, messages: list[Message]) -> tuple[list[PutResult], RoomNeededError | None]:
+    def _append(
+        self, messages: list[Message], *, together: bool = False
+    ) -> tuple[list[PutResult], RoomNeededError | None]:
         assert self._transfer is not None
-        put, room = self._transfer.append(messages)
+        put, room = self._transfer.append(messages, together=together)
         if room is None:
             failpoint("deliver.appended")
         return put, room
@@ -247,13 +290,14 @@ class Scheduler:
         heads: list[tuple[int, bool, int, int, int, tuple[Leaving, int] | None]] = []
         batch: list[Leaving] = []
         size, runs = 0, self._waiting_queues.runs(now_ms)
+        self._groups.clear()
         self._enter_timed()
 
         timer = self._progress.timer
 
         def take_timed(slot: int, until_ms: int) -> None:
             """Takes messages of the timer that are due by then, and notes its next one."""
-            nonlocal size
+            nonlocal size, limit
             queue = self._queues.get(slot)
             while len(batch) < limit and size < BATCH_BYTES:
                 taken = timer.take(until_ms, min(limit - len(batch), TIMER_BATCH))
@@ -262,12 +306,16 @@ class Scheduler:
                 found, more = self._waiting_queues.timed(runs, queue, taken, BATCH_BYTES - size)
                 size += more
                 for _, queue_offset, copy in found:
+                    if len(batch) >= limit:
+                        break
                     if copy is None:
-                        odd = self._timed(queue, queue_offset, now_ms)
+                        odd = self._timed(queue, queue_offset, now_ms, limit - len(batch))
                         if odd is None:
                             continue
                         copy, length = odd
                         size += length
+                        group = self._groups.get(queue_offset, [])
+                        limit -= max(sum(one.topic != SCHEDULE_TOPIC for one in group) - 1, 0)
                     batch.append((slot, queue_offset, copy))
             due_ms = timer.next_due_ms()
             if due_ms is not None and due_ms <= now_ms:
@@ -315,10 +363,10 @@ class Scheduler:
             timer.enter(self._progress.offset(timer.slot))
 
     def _timed(
-        self, queue: ConsumeQueue, queue_offset: int, now_ms: int
+        self, queue: ConsumeQueue, queue_offset: int, now_ms: int, most: int
     ) -> tuple[Message | None, int] | None:
-        """(copy, bytes) of a message of the timer; no copy for one that is stepped over. None if its record says that
-        it is due later."""
+        """(copy, bytes) of a message of the timer, which may come `most` times at once; no copy for one that is
+        stepped over. None if its record says that it is due later."""
         head = self._waiting_queues.head(queue, queue_offset)
         if head is None or head.queue_offset != queue_offset:
             return None, 0
@@ -330,7 +378,13 @@ class Scheduler:
             return None
         if not has_target(queue, head, message):
             return None, 0
-        return delivered_copy(message), message.size_bytes or 0
+        group = self._waiting_queues.again(message, due_ms, now_ms, max(most, 1))
+        if group is None:
+            return delivered_copy(message), message.size_bytes
+        if not group:  # its last time was missed
+            return None, 0
+        self._groups[queue_offset] = group
+        return group[0], message.size_bytes * len(group)
 
     def _head(
         self, queue: ConsumeQueue, begin: int, now_ms: int
@@ -395,9 +449,3 @@ class Scheduler:
         left_ms = IDLE_MS if due_ms is None else due_ms - clock.now_ms(self._control)
         idle_ms = IDLE_MS if self._progress.timer.slot < 0 else TIMER_IDLE_MS
         return min(left_ms if left_ms > 0 else BUSY_MS, idle_ms) / 1000
-
-
-def _delivered(batch: list[Leaving], put: int) -> int:
-    """The number of messages for their own topics among the first `put` copies of a batch."""
-    copies = [copy for _, _, copy in batch if copy is not None]
-    return sum(copy.topic != SCHEDULE_TOPIC for copy in copies[:put])

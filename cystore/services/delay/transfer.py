@@ -77,13 +77,14 @@ class Transfer:
         self._room = Room(appender.policy)
 
     def append(
-        self, messages: list[Message], *, makes_space: bool = False
+        self, messages: list[Message], *, makes_space: bool = False, together: bool = False
     ) -> tuple[list[PutResult], RoomNeededError | None]:
         """Appends as many copies as there is room for, and returns the missing resource for the rest. After any error
         the appended copies are left to be counted; only MessageIllegalError comes before anything is written."""
         self._progress.begin()
         try:
-            return self._appender.put_with(self._room, messages, makes_space=makes_space), None
+            put = self._appender.put_with(self._room, messages, makes_space=makes_space, together=together)
+            return put, None
         except RoomNeededError as error:
             return error.results or [], error
         except MessageIllegalError:

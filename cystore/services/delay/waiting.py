@@ -19,6 +19,7 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import DUE, SOURCE
+from cystore.services.delay.recurring import copies_of, every_of
 from cystore.services.delay.timer import TIMER_QUEUE_ID, Due
 from cystore.services.delay.transfer import Leaving
 
@@ -96,6 +97,14 @@ class WaitingQueues:
         return (
             None if properties is None else due_message(message, SCHEDULE_TOPIC, TIMER_QUEUE_ID, properties)
         )
+
+    def again(self, message: Message, due_ms: int, now_ms: int, most: int) -> list[Message] | None:
+        """The records that take the place of a due message that comes again, at most so many deliveries among them;
+        None for one that does not."""
+        every = every_of(message)
+        if every is None:
+            return None
+        return copies_of(message, every, due_ms, now_ms, most, self._commit_log.file_bytes)
 
     def set_aside(self, queue: ConsumeQueue, queue_offset: int, level: int) -> Message | None:
         """The copy of a waiting message that waits for the whole delay of a level, in the queue of that level; None for

@@ -35,6 +35,7 @@ from cystore.errors import (
 )
 from cystore.layout import FLAGS, SCHEDULE_TOPIC
 from cystore.services.delay.delivery_progress import DeliveryProgress
+from cystore.services.delay.recurring import EVERY, every_of
 from cystore.services.delay.timer import ENDS_QUEUE_ID, TIMER_QUEUE_ID, Due
 from cystore.services.delay.timer_blocks import begin_of
 from cystore.services.delay.transfer import BATCH_MESSAGES, NoRoom, RoomNeededError, Transfer
@@ -52,7 +53,8 @@ Move = Callable[[Message], Message]
 @value_class(frozen=True)
 class DelayedMessage:
     """A message that waits until a time of its own: `topic` and `queue_id` where it goes to, `deliver_at_ms` (ms since
-    the epoch), and the place and time of its put. `message` is the waiting record, as it is stored."""
+    the epoch), and the place and time of its put. `message` is the waiting record, as it is stored. `every_ms`: it
+    comes again."""
 
     topic: str
     queue_id: int
@@ -63,6 +65,7 @@ class DelayedMessage:
     physical_offset: int
     store_timestamp_ms: int
     message: Message
+    every_ms: int | None = None
 
 
 class Withdrawals:
@@ -280,13 +283,13 @@ def _cancelled(message: Message) -> Message:
     properties = changed_properties(
         message.properties_bytes,
         {"DELAY_SOURCE": source_text(message)},
-        ("KEYS", "UNIQ_KEY", "TAGS", "EXPIRES_AT_MS"),
+        ("KEYS", "UNIQ_KEY", "TAGS", "EXPIRES_AT_MS", EVERY),
     )
     return due_message(message, SCHEDULE_TOPIC, ENDS_QUEUE_ID, properties, sys_flag=0, empty=True)
 
 
 def _shown(message: Message) -> DelayedMessage:
-    properties = message.properties
+    properties, every = message.properties, every_of(message)
     return DelayedMessage(
         topic=properties.get("REAL_TOPIC", ""),
         queue_id=int(properties.get("REAL_QID", "0")),
@@ -297,4 +300,5 @@ def _shown(message: Message) -> DelayedMessage:
         physical_offset=message.physical_offset,
         store_timestamp_ms=message.store_timestamp_ms,
         message=message,
+        every_ms=None if every is None else every.every_ms,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import cystore
-from cystore.clock import monotonic_s
+from cystore.clock import monotonic_s, now_ms
 from tests.crash.episodes import armed
 from tests.support.aftermath import after_kills
 from tests.support.process import Process
@@ -162,3 +163,57 @@ def killed_at(
             victim.answer()
         other.do(WORK + planted, **given(path, log, rng, 2_000_000, later))
     check(path, log)
+
+
+# ----------------------------------------------------------------------------------------- messages that come again
+
+AGAIN_PLACES = {
+    "deliver.begun": 12,
+    "deliver.appended": 12,
+    "deliver.counted": 12,
+    "deliver.saved": 12,
+    "append.bytes_written": 40,
+    "append.published": 20,
+}
+EVERY_MS, SERIES, TIMES = 1000, 3, 60  # all of them are over when the first process begins
+AGAIN_WORK = """
+import cystore, logging, random
+logging.disable()
+rng = random.Random(seed)
+with cystore.open(path, **settings) as store:
+    while store.stats()["delayed"]:
+        store.deliver(max_messages=rng.randrange(1, 8))
+        if rng.random() < 0.1:
+            store.put("other", bytes(2_000))
+"""
+
+
+def again_killed_at(
+    place: str, rng: random.Random, folder: Path, environment: Mapping[str, str], *, survivors: bool
+) -> None:
+    """Each time of each series comes once, whoever was killed while it delivered."""
+    path = folder / "store"
+    with cystore.open(path, **KEPT) as store:
+        first_ms = now_ms() - 2 * TIMES * EVERY_MS
+        last_ms = first_ms + (TIMES - 1) * EVERY_MS
+        for number in range(SERIES):
+            store.put("T", b"%d" % number, queue_id=number, deliver_at_ms=first_ms, every_ms=EVERY_MS,
+                      missed="all", until_ms=last_ms)  # fmt: skip
+    work = {"path": str(path), "settings": {**KEPT, "flush_delay_offset_interval_ms": 0}}
+    with (
+        Process(armed(environment, place, rng.randint(1, AGAIN_PLACES[place]))) as victim,
+        Process() as other,
+    ):
+        victim.send(AGAIN_WORK, **work, seed=rng.randrange(1 << 30))
+        if survivors:
+            other.do(AGAIN_WORK, **work, seed=rng.randrange(1 << 30))
+        with suppress(EOFError):  # the other one may have left it nothing to do
+            victim.answer()
+        other.do(AGAIN_WORK, **work, seed=rng.randrange(1 << 30))
+    with cystore.open(path, **KEPT) as store:
+        for number in range(SERIES):
+            found = [m for m in store.scan() if m.topic == "T" and bytes(m.body) == b"%d" % number]
+            times = [int(m.properties["DELAY_AT"]) for m in found]
+            assert times == list(range(first_ms, last_ms + 1, EVERY_MS)), number
+        assert not list(store.pending())
+    after_kills(path, KEPT)

@@ -265,7 +265,7 @@ def _soon(w: World) -> Given:
 def _put(w: World) -> Given:
     """A put of one of the kinds."""
     kinds: list[Given] = [{}, {}, {"unique_key": "u"}, {"delay_level": 1}, {"dedup_key": f"d{w.some(50)}"}]
-    kinds += [_soon(w), {"deliver_at_ms": 1 << 40}]
+    kinds += [_soon(w), {"every_ms": 1000, **dict.fromkeys(("busy_timeout_ms", "expires_at_ms"))}]
     return {
         **_message(w),
         "flush": w.rng.choice(("async", "async", "sync")),
@@ -273,7 +273,8 @@ def _put(w: World) -> Given:
         "expires_at_ms": 1 << 45,
         "unique_key": None,
         "delay_level": 0,
-        **dict.fromkeys(("deliver_at_ms", "delay_ms", "dedup_key")),
+        **dict.fromkeys(("deliver_at_ms", "delay_ms", "dedup_key", "every_ms", "until_ms")),
+        "missed": "once",
         **w.rng.choice(kinds),
     }
 
