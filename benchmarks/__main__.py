@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.scale import command as scale
 from benchmarks.scale import growth
-from benchmarks.store import compact, groups, importing, memory, replicas, replication, writes
+from benchmarks.store import compact, groups, importing, memory, replicas, replication, timer, writes
 from benchmarks.suite import check, interpreters, pairs, report, runner
 from benchmarks.suite.cases import CASES
 from benchmarks.suite.document import updated
@@ -42,6 +42,7 @@ COMMANDS = {
     "replication": replication.main,
     "scale": scale.main,
     "spark": _spark,
+    "timer": timer.main,
     "writes": writes.main,
 }
 
