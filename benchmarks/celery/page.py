@@ -31,6 +31,7 @@ from uuid import uuid4
 import cystore
 from cystore import Message, MessageStore
 from cystore.celery.base import events, records
+from tools.browser import Browser, program
 from tools.processes import ends_with_us
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,6 +191,25 @@ def watched_puts(path: Path, host: str, port: int) -> float:
     return statistics.median(watched) / statistics.median(alone)
 
 
+def in_a_browser(url: str, times: int) -> list[tuple[str, str, str]]:
+    """The same for a person: from the address to the rows; none without a browser."""
+    if program() is None:
+        return []
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="browser-") as profile, Browser(Path(profile)) as page:
+        for what, goal, place in (
+            ("first page in a browser", "1,000 ms", "tasks"),
+            ("the overview in a browser", "-", ""),
+        ):
+
+            def shown(_: int, place: str = place) -> None:
+                page.open(f"{url}#/{place}", "tasks" if place else "overview")
+                page.wait("document.querySelector('main tbody tr, main svg.plot') !== null")
+
+            rows.append((what, f"{p95_ms(timed(times, shown)):,.0f} ms", goal))
+    return rows
+
+
 def measure(path: Path, tasks: int, rounds: int) -> list[tuple[str, str, str]]:
     """Rows: what, figure, goal."""
     rows = []
@@ -226,6 +246,7 @@ def measure(path: Path, tasks: int, rounds: int) -> list[tuple[str, str, str]]:
         row("a text of one of the oldest tasks", "3,000 ms", lambda _: client.through(text=NEEDLE), few)
         row("a text that nobody has", "3,000 ms", lambda _: client.through(text="nobody-has-this"), few)
         row("numbers of an hour", "-", lambda _: client.get("/api/stats", since="1h"), few)
+        rows += in_a_browser(f"http://{host}:{port}/", few)
         own, whole = memory_mb(pid)
         rows.append(("memory of the server, its own", f"{own:,.0f} MiB", "150 MiB"))
         rows.append(("resident with the mapped log", f"{whole:,.0f} MiB", "150 MiB"))

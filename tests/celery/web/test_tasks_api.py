@@ -26,6 +26,7 @@ from cystore.web.answers.task_rows import Texts
 from tests.celery.conftest import wait_until
 from tests.support.celery.logs import event_message, runs, write
 from tests.support.celery.web import WebServer, asked
+from tests.support.ha.ha_pair import free_port, masters, slaves
 from tests.support.process import Process
 from tests.support.processes.shifted import ShiftedClock
 
@@ -431,6 +432,47 @@ def test_a_clock_that_is_wrong(tmp_path, days):
         ):
             assert server.get(f"api/{place}").status == 200, place
         assert server.get("metrics").status == server.get("healthz").status == 200
+
+
+def test_replication_is_shown(tmp_path):
+    """Of a master its slaves, of a slave its master, and how far each is."""
+    port = free_port()
+    with (
+        cystore.open(tmp_path / "master", **masters(port)) as master,
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+    ):
+        write(master, runs(3))
+        stores = OpenStores([master, slave])
+
+        def shown():
+            return [one["replication"] for one in store_health.healths(stores)]
+
+        def are_level():
+            of_master, of_slave = shown()
+            behind = [one["behind_bytes"] for one in of_master["slaves"]]
+            return of_slave["connected"] and behind == [0] and of_slave["behind_bytes"] == 0
+
+        wait_until(are_level, "the slave has the log, and both have told so")
+        of_master, of_slave = shown()
+        assert (of_master["role"], of_slave["role"]) == ("master", "replica")
+        assert of_slave["master"] == f"127.0.0.1:{port}" and of_master["listens"].endswith(f":{port}")
+
+
+def test_damage_is_shown_with_its_copy(tmp_path):
+    with cystore.open(tmp_path / "store") as store:
+        write(store, runs(20))
+    (segment,) = (tmp_path / "store" / "commitlog").glob("0*")
+    with open(segment, "r+b") as opened:
+        opened.seek(2000)
+        opened.write(b"\xff" * 300)
+    (tmp_path / "store" / "checkpoint").unlink()
+    (tmp_path / "store" / "abort").touch()  # so recovery walks the whole log
+    with cystore.open(tmp_path / "store") as store:
+        (found,) = store_health.healths(OpenStores(store))
+    assert found["status"] == "damaged" and len(found["holes"]) == 1
+    (copy,) = found["quarantine"]
+    assert [copy["begin"], copy["end"]] == found["holes"][0]
+    assert copy["state"] == "damaged" and copy["name"].startswith("commitlog-") and copy["bytes"] > 0
 
 
 def test_metrics_of_several_stores(tmp_path):
