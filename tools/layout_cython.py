@@ -22,7 +22,12 @@ def pxd_text() -> str:
         *layout.FLAGS,
         "CONTROL_BUCKETS_AT",
         "CONTROL_BUCKETS",
+        "CONTROL_PROCESSES_AT",
         "CONTROL_QUEUES_AT",
+        "PROCESS_SLOTS",
+        "PROCESS_SLOT_BITS",
+        "INCARNATION_BITS",
+        "PROCESS_BYTES_AT",
         "LATENCY_BUCKETS",
         "DUTIES_MAX",
         "WORDS_OF_DUTY",
@@ -49,7 +54,11 @@ def pxd_text() -> str:
             out.append(f"    {ctype} {struct.name}_{field.name}(const uint8_t* p)")
             out.append(f"    void {struct.name}_set_{field.name}(uint8_t* p, {ctype} v)")
     out += ["    bint takes_queue_offset(int32_t sys_flag)", "    bint takes_index_entry(int32_t sys_flag)"]
-    for name, placed in (("queue_entry", layout.QUEUE_SLOT_FIELDS), ("control_block", layout.CONTROL_FIELDS)):
+    for name, placed in (
+        ("queue_entry", layout.QUEUE_SLOT_FIELDS),
+        ("process_slot", layout.PROCESS_SLOT_FIELDS),
+        ("control_block", layout.CONTROL_FIELDS),
+    ):
         out.append(f"    ctypedef struct {name}:")
         for shared, _ in placed:
             if shared.type == "packed_mutex":  # reached by control_mutex (atomics.h) alone

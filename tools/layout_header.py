@@ -59,7 +59,12 @@ def header_text() -> str:
         f"#define CONTROL_BUCKETS {layout.CONTROL_BUCKETS}",
     ]
     out += [
+        f"#define CONTROL_PROCESSES_AT {layout.CONTROL_PROCESSES_AT}",
         f"#define CONTROL_QUEUES_AT {layout.CONTROL_QUEUES_AT}",
+        f"#define PROCESS_SLOTS {layout.PROCESS_SLOTS}u",
+        f"#define PROCESS_SLOT_BITS {layout.PROCESS_SLOT_BITS}",
+        f"#define INCARNATION_BITS {layout.INCARNATION_BITS}",
+        f"#define PROCESS_BYTES_AT {layout.PROCESS_BYTES_AT}",
         f"#define LATENCY_BUCKETS {layout.LATENCY_BUCKETS}",
     ]
     out += [f"#define DUTIES_MAX {layout.DUTIES_MAX}", f"#define WORDS_OF_DUTY {layout.WORDS_OF_DUTY}"]
@@ -123,6 +128,8 @@ def header_text() -> str:
     out.append("")
     out += _c_struct("queue_entry", layout.QUEUE_SLOT_FIELDS, layout.QUEUE_SLOT_BYTES, [])
     out.append(f'_Static_assert(sizeof(queue_entry) == {layout.QUEUE_SLOT_BYTES}, "queue_entry");')
+    out += _c_struct("process_slot", layout.PROCESS_SLOT_FIELDS, layout.PROCESS_SLOT_BYTES, [])
+    out.append(f'_Static_assert(sizeof(process_slot) == {layout.PROCESS_SLOT_BYTES}, "process_slot");')
     out += [
         "",
         "typedef union shared_mutex {",

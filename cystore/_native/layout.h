@@ -78,10 +78,15 @@
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define FLAG_SLAVE 0x10 /* a slave: only what its master sends is appended */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x421c5d682ad09fcaull
+#define LAYOUT_FINGERPRINT 0x2116c8292de1e769ull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
-#define CONTROL_QUEUES_AT 69632
+#define CONTROL_PROCESSES_AT 69632
+#define CONTROL_QUEUES_AT 135168
+#define PROCESS_SLOTS 4096u
+#define PROCESS_SLOT_BITS 12
+#define INCARNATION_BITS 20
+#define PROCESS_BYTES_AT 4096
 #define LATENCY_BUCKETS 13
 #define DUTIES_MAX 8
 #define WORDS_OF_DUTY 8
@@ -695,6 +700,15 @@ _Static_assert(offsetof(queue_entry, last_store_timestamp) == 232, "queue_entry.
 _Static_assert(offsetof(queue_entry, delivered) == 240, "queue_entry.delivered");
 _Static_assert(offsetof(queue_entry, removals) == 248, "queue_entry.removals");
 _Static_assert(sizeof(queue_entry) == 256, "queue_entry");
+typedef struct process_slot {
+    uint32_t incarnation; /* attach: counts the users of the slot, from 1 on */
+    uint32_t pid; /* attach: process id in its own PID namespace; 0: its last user has left */
+    uint64_t pid_namespace; /* attach: inode of that namespace */
+} process_slot;
+_Static_assert(offsetof(process_slot, incarnation) == 0, "process_slot.incarnation");
+_Static_assert(offsetof(process_slot, pid) == 4, "process_slot.pid");
+_Static_assert(offsetof(process_slot, pid_namespace) == 8, "process_slot.pid_namespace");
+_Static_assert(sizeof(process_slot) == 16, "process_slot");
 
 typedef union shared_mutex {
     pthread_mutex_t mutex;
@@ -712,7 +726,7 @@ typedef struct control_block {
     uint64_t fingerprint; /* attach: hash of this layout */
     uint32_t page_bytes; /* attach:  */
     uint32_t mutex_bytes; /* attach: sizeof(pthread_mutex_t) */
-    uint64_t pid_namespace; /* attach: inode of the PID namespace: robust ownership is a thread id in it */
+    uint64_t pid_namespace; /* attach: inode of the PID namespace of the process that made the block */
     int64_t commit_log_file_bytes; /* attach:  */
     int64_t consume_queue_file_bytes; /* attach:  */
     uint32_t max_hash_slot_num; /* attach:  */
@@ -804,7 +818,9 @@ typedef struct control_block {
     uint64_t guard; /* attach: static guard, ~magic */
     int64_t manifest_seq; /* manifest: sequence number of the newest durable manifest */
     uint32_t pool_buffers; /* attach: buffers that the pool has */
-    uint8_t pad_7[28];
+    uint32_t next_process; /* attach: the slot where the next process looks for a free one first */
+    uint32_t namespaces; /* attach: 1: writers of several PID namespaces are or were attached */
+    uint8_t pad_7[20];
     /* duty: a cache line for each of DUTIES: highest token, end of the lease, last run (DUTY_WORDS) */
     int64_t duties[64];
     int64_t replicated; /* ha: highest log position that a slave has reported */
@@ -918,6 +934,8 @@ _Static_assert(offsetof(control_block, turns_over_budget) == 1932, "control_bloc
 _Static_assert(offsetof(control_block, guard) == 1936, "control_block.guard");
 _Static_assert(offsetof(control_block, manifest_seq) == 1944, "control_block.manifest_seq");
 _Static_assert(offsetof(control_block, pool_buffers) == 1952, "control_block.pool_buffers");
+_Static_assert(offsetof(control_block, next_process) == 1956, "control_block.next_process");
+_Static_assert(offsetof(control_block, namespaces) == 1960, "control_block.namespaces");
 _Static_assert(offsetof(control_block, duties) == 1984, "control_block.duties");
 _Static_assert(offsetof(control_block, replicated) == 2496, "control_block.replicated");
 _Static_assert(offsetof(control_block, replicas) == 2504, "control_block.replicas");

@@ -74,7 +74,12 @@ cdef extern from "layout.h" nogil:
     const uint32_t FLAG_SLAVE
     const uint32_t CONTROL_BUCKETS_AT
     const uint32_t CONTROL_BUCKETS
+    const uint32_t CONTROL_PROCESSES_AT
     const uint32_t CONTROL_QUEUES_AT
+    const uint32_t PROCESS_SLOTS
+    const uint32_t PROCESS_SLOT_BITS
+    const uint32_t INCARNATION_BITS
+    const uint32_t PROCESS_BYTES_AT
     const uint32_t LATENCY_BUCKETS
     const uint32_t DUTIES_MAX
     const uint32_t WORDS_OF_DUTY
@@ -343,6 +348,10 @@ cdef extern from "layout.h" nogil:
         int64_t last_store_timestamp
         int64_t delivered
         uint32_t removals
+    ctypedef struct process_slot:
+        uint32_t incarnation
+        uint32_t pid
+        uint64_t pid_namespace
     ctypedef struct control_block:
         uint64_t magic
         uint64_t fingerprint
@@ -428,6 +437,8 @@ cdef extern from "layout.h" nogil:
         uint64_t guard
         int64_t manifest_seq
         uint32_t pool_buffers
+        uint32_t next_process
+        uint32_t namespaces
         int64_t duties[64]
         int64_t replicated
         uint32_t replicas

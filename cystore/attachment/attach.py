@@ -140,7 +140,7 @@ class _Opening:
 
     def _join(self, mode: Mode, locks: StoreLocks, *, sole_writer: bool = False) -> Attachment:
         """Maps the control block of the attached processes. `sole_writer`: all attached processes are readers, so this
-        process may be in another PID namespace than the writers before it."""
+        process may have another C library than the writers before it."""
         root, config = self._root, self._config
         path = root / CONTROL_NAME
         head = read_head(root)
@@ -163,6 +163,9 @@ class _Opening:
             with files.translated(path):
                 raise error
         control = Control.attach(memory, sole_writer=sole_writer, **platform.identity())
+        if mode is Mode.WRITE:
+            control.enter(locks.fd)
+            failpoint("attach.entered")
         manifest = Manifest.load(root, control)
         if mode is Mode.WRITE:
             if control.pooled:

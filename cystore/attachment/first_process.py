@@ -247,6 +247,8 @@ def build(
         max_queues=config.max_queues,
         **identity,
     )
+    if mode is Mode.WRITE and locks is not None:
+        control.enter(locks.fd)
     manifest.share(control)
     Delivered(control).set_levels(config.delay_levels_ms())
     control.min_physical_offset = state.min_physical_offset

@@ -15,6 +15,7 @@ from cystore.layout.control_block import (
     CONTROL_FIELDS,
     CONTROL_LOCKS_AT,
     CONTROL_MAGIC,
+    CONTROL_PROCESSES_AT,
     CONTROL_QUEUES_AT,
     DUTIES,
     DUTIES_MAX,
@@ -40,7 +41,15 @@ from cystore.layout.disk import (
     record_store_timestamp,
 )
 from cystore.layout.ledger import FOREIGN_CONSTANTS, FOREIGN_STRUCTS
-from cystore.layout.queue_slot import QUEUE_SLOT_BYTES, QUEUE_SLOT_FIELDS
+from cystore.layout.process_slot import (
+    INCARNATION_BITS,
+    PROCESS_BYTES_AT,
+    PROCESS_SLOT_BITS,
+    PROCESS_SLOT_BYTES,
+    PROCESS_SLOT_FIELDS,
+    PROCESS_SLOTS,
+)
+from cystore.layout.queue import QUEUE_SLOT_BYTES, QUEUE_SLOT_FIELDS
 from cystore.layout.record import (
     HOST_V4_BYTES,
     HOST_V6_BYTES,
@@ -97,6 +106,7 @@ __all__ = [
     "CONTROL_FIELDS",
     "CONTROL_LOCKS_AT",
     "CONTROL_MAGIC",
+    "CONTROL_PROCESSES_AT",
     "CONTROL_QUEUES_AT",
     "DISCARDED_TOPIC",
     "DISK_STRUCTS",
@@ -109,6 +119,7 @@ __all__ = [
     "HALF_TOPIC",
     "HOST_V4_BYTES",
     "HOST_V6_BYTES",
+    "INCARNATION_BITS",
     "INDEX_ENTRY",
     "INDEX_HEADER",
     "IN_QUEUE",
@@ -125,6 +136,11 @@ __all__ = [
     "OWN_GROUPS",
     "OWN_TOPICS",
     "PACKED_MUTEX_BYTES",
+    "PROCESS_BYTES_AT",
+    "PROCESS_SLOTS",
+    "PROCESS_SLOT_BITS",
+    "PROCESS_SLOT_BYTES",
+    "PROCESS_SLOT_FIELDS",
     "PROPERTIES",
     "QUEUE_ENTRY",
     "QUEUE_SLOT_BYTES",

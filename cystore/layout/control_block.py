@@ -6,7 +6,8 @@ A field's `owner` names the lock under which the field is written.
 from __future__ import annotations
 
 from cystore.layout.disk import DISK_STRUCTS
-from cystore.layout.queue_slot import QUEUE_SLOT_FIELDS
+from cystore.layout.process_slot import PROCESS_SLOT_BYTES, PROCESS_SLOT_FIELDS, PROCESS_SLOTS
+from cystore.layout.queue import QUEUE_SLOT_FIELDS
 from cystore.layout.shapes import MUTEX_BYTES, Shared, line_offsets
 from cystore.layout.topics import CONSTANTS as TOPIC_CONSTANTS
 from cystore.layout.version import LAYOUT_VERSION
@@ -35,7 +36,7 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
             "pid_namespace",
             "uint64_t",
             "attach",
-            "inode of the PID namespace: robust ownership is a thread id in it",
+            "inode of the PID namespace of the process that made the block",
         ),
         Shared("commit_log_file_bytes", "int64_t", "attach", ""),
         Shared("consume_queue_file_bytes", "int64_t", "attach", ""),
@@ -232,6 +233,12 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared("guard", "uint64_t", "attach", "static guard, ~magic"),
         Shared("manifest_seq", "int64_t", "manifest", "sequence number of the newest durable manifest"),
         Shared("pool_buffers", "uint32_t", "attach", "buffers that the pool has"),
+        Shared(
+            "next_process", "uint32_t", "attach", "the slot where the next process looks for a free one first"
+        ),
+        Shared(
+            "namespaces", "uint32_t", "attach", "1: writers of several PID namespaces are or were attached"
+        ),
     ),
     (
         Shared(
@@ -297,7 +304,8 @@ CONTROL_FIELDS, CONTROL_LOCKS_AT = line_offsets(CONTROL_LINES)
 CONTROL_BYTES = CONTROL_LOCKS_AT + MUTEX_BYTES * len(MUTEX_NAMES)
 CONTROL_BUCKETS_AT = 4096
 CONTROL_BUCKETS = 16384
-CONTROL_QUEUES_AT = CONTROL_BUCKETS_AT + 4 * CONTROL_BUCKETS
+CONTROL_PROCESSES_AT = CONTROL_BUCKETS_AT + 4 * CONTROL_BUCKETS
+CONTROL_QUEUES_AT = CONTROL_PROCESSES_AT + PROCESS_SLOT_BYTES * PROCESS_SLOTS
 
 CONTROL_MAGIC = int.from_bytes(b"CYSTORE1", "big")
 
@@ -313,11 +321,13 @@ def fingerprint() -> int:
         *(
             LAYOUT_VERSION,
             QUEUE_SLOT_FIELDS,
+            PROCESS_SLOT_FIELDS,
             CONTROL_FIELDS,
             MUTEX_NAMES,
             DUTY_WORDS,
             CONTROL_BYTES,
             CONTROL_BUCKETS,
+            PROCESS_SLOTS,
         ),
         DISK_STRUCTS,
     )

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-LAYOUT_VERSION = 8
+LAYOUT_VERSION = 9
 RELEASE = "0.1.0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ def check_out(out: Path | str, stores: str | Sequence[str], *, overwrite: bool) 
 def replaced(folder: Path) -> Iterator[Path]:
     """Yields a folder to write a report into. At the end it is renamed to `folder`. After an error nothing has
     changed. A kill between the two renames leaves the old report under a name that ends in `.old`."""
-    making = folder.with_name(f".{folder.name}.{os.getpid()}")
+    making = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
     old = folder.with_name(f".{folder.name}.old")
     try:
         files.make_directory(making)

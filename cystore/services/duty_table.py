@@ -20,12 +20,15 @@ from cystore._native.memory.locks import Held
 from cystore._native.record.argument_checks import choice, instance, whole
 from cystore.errors import FencedError, StoreConfigError, StoreTimeoutError
 from cystore.layout import DUTIES, DUTY_WORDS
+from cystore.system import platform
 from cystore.system.threads.reentry import undisturbed
 
 __all__ = ["DUTIES", "Duties", "DutyRun", "Outcome"]
 
 MS_MAX = (1 << 31) - 1
 _TOKEN, _UNTIL, _BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS, _PID = range(len(DUTY_WORDS))
+_PID_BITS = 32
+_PID_MASK = (1 << _PID_BITS) - 1
 
 
 class Outcome(enum.IntEnum):
@@ -40,7 +43,8 @@ class Outcome(enum.IntEnum):
 
 class DutyRun(NamedTuple):
     """The last run of a duty: begin (ms), duration (microseconds), amount of work (bytes, files or messages, depending
-    on the duty), outcome, number of runs since the first process attached, and the process that ran it."""
+    on the duty), outcome, number of runs since the first process attached, and the process that ran it (0: one of
+    another PID namespace)."""
 
     begun_ms: int
     took_us: int
@@ -48,6 +52,12 @@ class DutyRun(NamedTuple):
     outcome: Outcome
     runs: int = 0
     pid: int = 0
+
+
+def _own_process() -> int:
+    """Process id and PID namespace in one word: an id means another process in another namespace."""
+    word = platform.pid_namespace() << _PID_BITS | os.getpid()
+    return word - (1 << 64) if word >> 63 else word
 
 
 def _now_ms() -> int:
@@ -150,7 +160,7 @@ class Duties:
             _TOOK: run.took_us,
             _DONE: run.done,
             _OUTCOME: int(run.outcome),
-            _PID: os.getpid(),
+            _PID: _own_process(),
         }
         for word, value in values.items():
             self._set(duty, word, value)
@@ -161,4 +171,5 @@ class Duties:
         begun, took, done, outcome, runs, pid = (
             self._get(duty, word) for word in (_BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS, _PID)
         )
-        return DutyRun(begun, took, done, Outcome(outcome), runs, pid)
+        own = pid >> _PID_BITS == _own_process() >> _PID_BITS
+        return DutyRun(begun, took, done, Outcome(outcome), runs, pid & _PID_MASK if own else 0)

@@ -17,6 +17,7 @@ from pathlib import Path
 from cystore.errors import StoreConfigError, StorePermissionError
 from cystore.system import files
 
+ALL_IDS = (1 << 32) - 1  # that the first user namespace maps
 ALL_THE_SAME = "allow_any_owner=True skips this check"
 
 
@@ -91,12 +92,27 @@ def check_folder(path: Path, group: int | None) -> os.stat_result:
 def _check_owner(path: Path, status: os.stat_result, trusted: set[int], group: int | None) -> None:
     if status.st_uid in trusted or (group is not None and status.st_gid == group):
         return
+    if _is_unmapped(status.st_uid):
+        raise StorePermissionError(
+            "it belongs to a user id that this user namespace does not map, as the directories of a host do in a "
+            "container: map that id into the container (Podman: --userns=keep-id), run the container as that user, "
+            f"or accept every owner ({ALL_THE_SAME})",
+            path=path,
+        )
     raise StorePermissionError(
         f"it belongs to {_user(status.st_uid)} and you are {_user(os.geteuid())}; run this as that user, open "
         "the store with "
         f"read_only=True, or share it (setting group; {ALL_THE_SAME})",
         path=path,
     )
+
+
+def _is_unmapped(uid: int) -> bool:
+    """Whether a user id stands for all that have none in this user namespace. Of a namespace that maps all ids it is a
+    user like any other."""
+    unknown = int(files.read_all(Path("/proc/sys/kernel/overflowuid")))
+    ranges = files.read_all(Path(f"/proc/{os.getpid()}/uid_map")).split()
+    return uid == unknown and sum(map(int, ranges[2::3])) < ALL_IDS
 
 
 def _check_mode(path: Path, status: os.stat_result, group: int | None) -> None:

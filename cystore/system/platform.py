@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 from typing import TypedDict
 
+from cystore._native.memory.locks import locks_inline
 from cystore.errors import StoreFormatError
 from cystore.system import files
 from cystore.system.folders import LIBC
@@ -117,17 +118,35 @@ def identity() -> Identity:
     """The facts that attached processes must share besides the layout: see Control.attach."""
     return {
         "boot_id": files.read_all(Path("/proc/sys/kernel/random/boot_id")).decode("ascii").strip(),
-        "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
+        "pid_namespace": pid_namespace(),
         "c_library": _c_library(),
     }
 
 
-def _c_library() -> str:
-    """The C library's name and version, if it tells them. It decides the layout of a mutex."""
+def pid_namespace(of: int | str = "self") -> int:
+    """The inode of a process's PID namespace. Raises OSError for one that ended or belongs to another user."""
+    return os.stat(f"/proc/{of}/ns/pid").st_ino
+
+
+def own_ids_of(pid: int) -> tuple[int, int] | None:
+    """(process id, PID namespace) of a process that this one can see, as it sees itself; None if it ended or belongs to
+    another user."""
     try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
+        lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
+        own = next((int(line.split()[-1]) for line in lines if line.startswith("NSpid:")), pid)
+        return own, pid_namespace(pid)
+    except OSError:
+        return None
+
+
+def _c_library() -> str:
+    """The C library's name and version, if it tells them. It decides the layout of a mutex. One that takes the locks
+    itself (free_lock.h) does not go together with one that does not."""
+    try:
+        name = os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     except ValueError:
-        return "not glibc"
+        name = "not glibc"
+    return name if locks_inline else f"{name}, its own locks"
 
 
 def command_of(pid: int) -> str | None:

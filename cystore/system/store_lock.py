@@ -2,9 +2,9 @@
 
 Attached processes share byte 0 of `lock`; a process that is alone (or RocketMQ's JVM) takes it exclusively. Byte 1 is
 the gate: a process holds it while it attaches or detaches. Only attached writers share byte 2: a process that gets it
-exclusively, under the gate, knows that only readers are attached. All are open-file-description locks: RocketMQ's JVM
-sees them, and a thread or library that closes another descriptor does not release them. `flock` on the directory
-detects a `lock` file that was deleted or replaced.
+exclusively, under the gate, knows that only readers are attached. Each writer has the byte of its slot in the control
+block for itself. All are open-file-description locks: RocketMQ's JVM sees them, and a thread or library that closes
+another descriptor does not release them. `flock` on the directory detects a `lock` file that was deleted or replaced.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from cystore._native.system.descriptor import ByteLock, Descriptor
 from cystore.errors import StoreLockedError, StoreResourceError
+from cystore.layout import PROCESS_BYTES_AT
 from cystore.system import files
 from cystore.system.threads import os_threads
 
@@ -82,8 +83,7 @@ class StoreLocks:
                 self._directory_file.close()
             if self._fd >= 0:
                 if unlock:
-                    for byte in (WRITERS_BYTE, STORE_BYTE, GATE_BYTE):
-                        self._set(byte, fcntl.F_UNLCK)
+                    self._set(STORE_BYTE, fcntl.F_UNLCK, to_the_end=True)
                 self._file.close()
 
     @property
@@ -94,8 +94,13 @@ class StoreLocks:
     def _fd(self) -> int:
         return self._file.fd
 
-    def _set(self, byte: int, kind: int) -> bool:
-        request = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+    @property
+    def fd(self) -> int:
+        """Of `lock`; -1 after `close`."""
+        return self._fd
+
+    def _set(self, byte: int, kind: int, *, to_the_end: bool = False) -> bool:
+        request = _FLOCK.pack(kind, os.SEEK_SET, byte, 0 if to_the_end else 1, 0)
         try:
             fcntl.fcntl(self._fd, _F_OFD_SETLK, request)
         except OSError as error:
@@ -178,6 +183,19 @@ class StoreLocks:
                         path=self.path,
                     ) from None
                 os_threads.pause(0.005)
+
+
+def held_slots(root: Path, slots: list[int]) -> set[int]:
+    """Those of the slots of the control block whose process is attached: it holds the slot's byte."""
+    if not slots:
+        return set()
+    held = set()
+    with files.opened(root / LOCK_NAME) as fd:
+        for slot in slots:
+            request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, PROCESS_BYTES_AT + slot, 1, 0)
+            if _FLOCK.unpack(fcntl.fcntl(fd, _F_OFD_GETLK, request))[0] != fcntl.F_UNLCK:
+                held.add(slot)
+    return held
 
 
 def locked_byte(path: Path, byte: int) -> ByteLock:

@@ -63,11 +63,16 @@ def compose():
 
 
 def manifests():
-    return list(yaml.safe_load_all((DEPLOY / "kubernetes.yml").read_text()))
+    return [*_manifests("kubernetes.yml"), *_manifests("kubernetes-node.yml")]
+
+
+def _manifests(name):
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
 
 
 def _pods():
-    return [found["spec"]["template"]["spec"] for found in manifests() if found["kind"] == "StatefulSet"]
+    kinds = ("StatefulSet", "Deployment")
+    return [found["spec"]["template"]["spec"] for found in manifests() if found["kind"] in kinds]
 
 
 def _command_lines():
@@ -99,18 +104,21 @@ def test_every_command_line_exists():
             assert words[1:3] == ["-A", "shop"] and words[3] in ("worker", "beat", "cystore"), words
 
 
-def test_writers_share_a_namespace_in_compose():
+def test_writers_share_a_volume_in_compose():
     services = compose()["services"]
     ours = {name: service for name, service in services.items() if service.get("image") == "shop"}
-    assert set(ours) == {"create", "worker", "web"}
-    assert all(service["pid"] == "host" for service in ours.values())
+    assert set(ours) == {"create", "worker", "beat", "web"}
+    assert all(service["volumes"] == ["results:/var/lib/shop"] for service in ours.values())
+    assert not any({"pid", "ipc", "privileged"} & set(service) for service in services.values())
     assert set(services) - set(ours) == {"redis"} and "noeviction" in services["redis"]["command"]
 
 
-def test_writers_share_a_namespace_in_kubernetes():
+def test_writers_share_a_volume_in_kubernetes():
     found = [pod for pod in _pods() if "initContainers" in pod]
     (pod,) = found
-    assert pod["shareProcessNamespace"] is True
+    assert not any(
+        pod.get(name) for pod in _pods() for name in ("shareProcessNamespace", "hostPID", "hostIPC")
+    )
     (shop,) = [
         one for one in manifests() if one["kind"] == "StatefulSet" and one["metadata"]["name"] == "shop"
     ]
@@ -118,6 +126,12 @@ def test_writers_share_a_namespace_in_kubernetes():
     (claim,) = shop["spec"]["volumeClaimTemplates"]
     mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
     assert mounted == {claim["metadata"]["name"]}
+    paths = set()
+    for one in _manifests("kubernetes-node.yml"):
+        pod = one["spec"]["template"]["spec"]
+        assert pod["nodeSelector"] == {"shop-store": "here"}
+        paths |= {volume["hostPath"]["path"] for volume in pod["volumes"]}
+    assert len(paths) == 1
 
 
 NO_SCHEMAS = "kubernetes-validate is not installed"

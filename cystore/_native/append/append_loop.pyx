@@ -49,7 +49,7 @@ cdef class AppendLoop(FastAppender):
         while True:
             if not control_intact(block):
                 self.policy.overwritten()  # perhaps with its mutexes: to lock a broken mutex can end the process
-            status = control_trylock(block, LOCK_APPEND, False)
+            status = control_trylock(block, LOCK_APPEND, &self.control.me, False)
             if status != LOCK_TAKEN:
                 waits_since_ms = waits_since_ms or clock_coarse_ms()
                 try:
@@ -58,21 +58,21 @@ cdef class AppendLoop(FastAppender):
                     add_u64(&block.put_failed, 1)
                     raise
             if self.target.block == NULL:
-                control_unlock(block, LOCK_APPEND)
+                control_unlock(block, LOCK_APPEND, &self.control.me)
                 return self.policy.closed()
             if control_repair_due(block, LOCK_APPEND) and control_intact(block):
-                control_unlock(block, LOCK_APPEND)
+                control_unlock(block, LOCK_APPEND, &self.control.me)
                 self.policy.repair(busy_ms)
                 continue
             keep_segment, before = self.segment, done[0]
             if may_hold_gil:
                 status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
-                control_unlock(block, LOCK_APPEND)
+                control_unlock(block, LOCK_APPEND, &self.control.me)
                 _wake(block, items, before, done[0])
             else:
                 with nogil:
                     status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
-                    control_unlock(block, LOCK_APPEND)
+                    control_unlock(block, LOCK_APPEND, &self.control.me)
                     _wake(block, items, before, done[0])
             if status == APPEND_OK:
                 if self.target.slow_ms: self.report_slow_put()
@@ -126,13 +126,13 @@ cdef class AppendLoop(FastAppender):
             return self.policy.closed()
         if not control_intact(block):
             self.policy.overwritten()
-        status = control_trylock(block, LOCK_APPEND, False)
+        status = control_trylock(block, LOCK_APPEND, &self.control.me, False)
         if status != LOCK_TAKEN:
             self._wait_for_lock(block, status, busy_ms)
         self.segment = file
         self.target.address, self.target.base, self.target.length = file.address, file.base, file.length
         self.target.ready = min(ready, file.base + <int64_t>file.length)
-        control_unlock(block, LOCK_APPEND)
+        control_unlock(block, LOCK_APPEND, &self.control.me)
         return 0
 
     def forget_segment(self):
@@ -141,11 +141,11 @@ cdef class AppendLoop(FastAppender):
         cdef control_block* block = self.target.block
         if block == NULL or not control_intact(block):
             return
-        if control_trylock(block, LOCK_APPEND, False) == LOCK_TAKEN:
+        if control_trylock(block, LOCK_APPEND, &self.control.me, False) == LOCK_TAKEN:
             segment, self.segment = self.segment, None
             self.target.address = NULL
             self.target.length = self.target.ready = 0
-            control_unlock(block, LOCK_APPEND)
+            control_unlock(block, LOCK_APPEND, &self.control.me)
             del segment  # the mapping ends after the unlock
 
     @property

@@ -179,12 +179,12 @@ cdef class GroupCommit:
             if load_u32(&block.flags) & FLAG_SYNC_FAILED or not control_intact(block) or segment is None \
                     or self.control.block == NULL:
                 return ODD
-            status = control_trylock(block, LOCK_FLUSH, False)
+            status = control_trylock(block, LOCK_FLUSH, &self.control.me, False)
             if status == LOCK_TAKEN:
                 status = DONE
                 if load_i64(&block.flushed) < end:
                     status = self._lead(block, segment, gathers, announces)
-                control_unlock(block, LOCK_FLUSH)
+                control_unlock(block, LOCK_FLUSH, &self.control.me)
                 add_u32(&block.flush_seq, 1)
                 futex_wake_all(&block.flush_seq)
                 if status != DONE:

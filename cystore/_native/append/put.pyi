@@ -11,8 +11,6 @@ class FastAppender:
     @property
     def last_result(self) -> PutResult | None: ...
 
-takes_locks_inline: bool
-
 def put_function(
     appender: FastAppender, owner: object, store_put: Callable[..., PutResult]
 ) -> Callable[..., PutResult]: ...

@@ -39,9 +39,6 @@ cdef extern from "wallclock.h" nogil:
     int64_t clock_read_ms(int which)
     int64_t store_clock_at(control_block* block, int64_t wall, int64_t boot, bint looks)
 
-cdef extern from "free_lock.h" nogil:
-    bint free_lock_compare()
-
 cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object text)
     void* PyUnicode_DATA(object text)
@@ -98,10 +95,10 @@ cdef inline int append_at_once(FastAppender self, append_item* item, uint64_t ti
     cdef int status
     expect_turn(block, item)
     failpoint("append.looked")
-    if not control_enter(block, LOCK_APPEND, True):
+    if not control_enter(block, LOCK_APPEND, &self.control.me, True):
         return NOTHING_APPENDED
     status = append_one(block, &self.target, item, ticks)
-    control_unlock(block, LOCK_APPEND)
+    control_unlock(block, LOCK_APPEND, &self.control.me)
     control_wake_sleepers(block)
     if status == APPEND_OK:
         control_wake_queue(item.entry)
@@ -319,9 +316,6 @@ cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObj
         (<FastAppender>appender).sync_result(result, options.flush)
     return result
 
-
-# Whether a free lock is taken and given back inline here (free_lock.h).
-takes_locks_inline = free_lock_compare()
 
 cdef PyMethodDef _definition
 _definition.ml_name = "put"

@@ -38,9 +38,6 @@ from cystore._native.record.window cimport segment_view
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
 
-cdef extern from "free_lock.h" nogil:
-    bint free_lock_compare()
-
 cdef enum:
     TURN_BYTES = 1048576    # of log in one turn of a reader; about 3 ms
 
@@ -196,12 +193,10 @@ cdef void dispatch_turn(dispatch_state* d) noexcept nogil:
     dispatch_run(d)
     d.stopped_at = d.position
     add_u32(&block.dispatch_seq, 1)
-    control_unlock(block, LOCK_DISPATCH)
+    control_unlock(block, LOCK_DISPATCH, d.me)
 
 
 # ------------------------------------------------------------------------------------------------------ for Python
-
-free_lock_compare()  # from now on this module takes a free lock inline, if the C library does the same
 
 DONE = DISPATCH_DONE
 NEED_SEGMENT = DISPATCH_NEED_SEGMENT
@@ -300,13 +295,14 @@ cdef class DispatchKernel:
         cdef control_block* block = self.control.block
         cdef dispatch_state* d = self.d
         cdef int64_t position
-        if block == NULL or self.control.read_only or not control_enter(block, LOCK_DISPATCH, False):
+        if block == NULL or self.control.read_only or not control_enter(block, LOCK_DISPATCH, &self.control.me, False):
             return False
         position = load_i64(&block.dispatched)
         if not _may_begin(d, block, position):
-            control_unlock(block, LOCK_DISPATCH)
+            control_unlock(block, LOCK_DISPATCH, &self.control.me)
             return False
         d.block = block
+        d.me = &self.control.me
         d.position = position
         d.wrote = min(load_i64(&block.wrote), d.sound_until)
         d.end = min(d.wrote, position + TURN_BYTES)

@@ -11,6 +11,7 @@ from cystore._native.derived.index cimport index_hash, index_slot, index_slot_nu
 from cystore._native.filters.bitmap cimport bitmap_of, filter_table
 from cystore._native.layout cimport control_block, queue_entry, takes_index_entry, takes_queue_offset
 from cystore._native.memory.atomics cimport load_i64, load_u32, prefetch_for_write, store_i64
+from cystore._native.memory.locks cimport lock_owner
 from cystore._native.memory.queue_table cimport control_slot
 from cystore._native.record.property_read cimport derive_begin, derive_next_hash, derived, light_of, light_queues
 from cystore._native.record.record_read cimport fetch_ahead, record_at, walk_begin
@@ -71,6 +72,7 @@ cdef enum:
 # The state of one dispatcher. Its process uses it under the dispatch lock.
 cdef struct dispatch_state:
     control_block* block
+    const lock_owner* me            # of a turn's handle
     record_reader reader
     segment_view segment
     index_view index                # p is NULL while there is none

@@ -113,7 +113,7 @@ static inline int robust_init(pthread_mutex_t *mutex) {
     return status;
 }
 /* Returns 0, EOWNERDEAD (locked, but repair first), EDEADLK (this thread holds the mutex) or ETIMEDOUT. */
-static inline int robust_lock(pthread_mutex_t *mutex, int64_t timeout_ms) {
+static inline int robust_clocklock(pthread_mutex_t *mutex, int64_t timeout_ms) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += timeout_ms / 1000;

@@ -43,7 +43,6 @@ cdef extern from "atomics.h" nogil:
     int futex_wait_bits(const uint32_t* word, uint32_t expected, uint32_t bits, int64_t timeout_ms)
     void futex_wake_bits(const uint32_t* word, uint32_t bits)
     int robust_init(pthread_mutex_t* mutex)
-    int robust_lock(pthread_mutex_t* mutex, int64_t timeout_ms)
     int32_t robust_owner(const pthread_mutex_t* mutex)
     bint robust_owned_by_other_thread(const pthread_mutex_t* mutex)
     int32_t thread_id()

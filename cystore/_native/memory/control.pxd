@@ -31,4 +31,6 @@ cdef class Control(ControlFields):
     cdef uint32_t request_before    # the word `handover` when this process attached
     # Of this process alone: the coarse clock when the store's path last led to its directory (`place_seen`).
     cdef int64_t place_ms
+    cdef void _know_slots(self, uint64_t pid_namespace) noexcept
+    cdef void _leave(self) noexcept
     cdef int _take_over(self, uint64_t pid_namespace, str c_library) except -1

@@ -7,6 +7,7 @@ The scheme (layout fingerprint, reader-friendly slots, one writer per cache line
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EAGAIN
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -17,15 +18,19 @@ from cystore._native.memory.atomics cimport (
     load_u32, load_u64, or_u32, pthread_mutex_t, raise_i64, robust_init, store_i64, store_u32, store_u64
 )
 from cystore._native.layout cimport (
-    CONTROL_BUCKETS, CONTROL_MAGIC, CONTROL_QUEUES_AT, DUTIES_MAX, KEY_WORDS, LATENCY_BUCKETS, LAYOUT_FINGERPRINT,
-    TOPIC_BYTES_MAX, WORDS_OF_DUTY, control_block, queue_entry
+    CONTROL_BUCKETS, CONTROL_MAGIC, CONTROL_QUEUES_AT, DUTIES_MAX, INCARNATION_BITS, KEY_WORDS, LATENCY_BUCKETS,
+    LAYOUT_FINGERPRINT, PROCESS_SLOT_BITS, PROCESS_SLOTS, TOPIC_BYTES_MAX, WORDS_OF_DUTY, control_block, process_slot,
+    queue_entry
 )
 from cystore._native.memory.control_fields cimport ControlFields
-from cystore._native.memory.locks cimport control_intact, control_lock_at
+from cystore._native.memory.locks cimport (
+    control_block_opaque, control_intact, control_lock_at, process_slots_of, slot_take
+)
+from cystore._native.memory.locks import locks_inline
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport (control_add_queue, control_find_queue, control_relink_newest,
                                                  control_slot)
-from cystore.errors import StoreClosedError, StoreFormatError, StoreFullError
+from cystore.errors import StoreClosedError, StoreFormatError, StoreFullError, StoreResourceError
 from cystore.layout import LAYOUT_VERSION, MUTEX_NAMES, RELEASE
 
 cdef extern from "failpoints.h" nogil:
@@ -46,12 +51,12 @@ ASKED_EVERYBODY, ASKED_UNTIL_CANCELLED = EVERYBODY, UNTIL_CANCELLED
 
 # Properties that only writers must have in common, and the advice when they differ.
 cdef dict HINTS = {
-    "PID namespace": ". Writers must share one, because the kernel knows the owner of a lock by its thread id: "
-                     "start this process with "
-                     "`--pid=host` or `--pid=container:NAME` (in a pod: shareProcessNamespace). Reading "
-                     "(read_only=True) works from here",
     "C library": ". Writers must share one, because each has its own format of locks: use the same image. Reading "
                  "(read_only=True) works from here",
+    "PID namespace": ". With this C library writers must share one, because it knows the owner of a lock by its thread "
+                     "id alone: start this process with "
+                     "`--pid=host` or `--pid=container:NAME` (in a pod: shareProcessNamespace). Reading "
+                     "(read_only=True) works from here",
 }
 
 # Where a reader ends; see `read_end`.
@@ -93,6 +98,7 @@ cdef class Control(ControlFields):
         if file.length < <Py_ssize_t>Control.size_bytes(max_queues):
             raise StoreFormatError("the control block is too short", path=file.path)
         self.file, self.block = file, block
+        self._know_slots(pid_namespace)
         block.fingerprint = LAYOUT_FINGERPRINT
         block.page_bytes = os.sysconf("SC_PAGESIZE")
         block.mutex_bytes = sizeof(pthread_mutex_t)
@@ -126,8 +132,9 @@ cdef class Control(ControlFields):
     def attach(MappedFile file not None, *, uint64_t pid_namespace, str boot_id, str c_library, bint sole_writer=False):
         """A handle on a block that another live process built. Raises StoreFormatError for a block of another kind.
 
-        Only owners of locks need the same PID namespace and C library. A read-only handle accepts any. A `sole_writer`
-        replaces them by its own: its caller knows that no other writer is attached or can attach meanwhile.
+        Only owners of locks need the same C library; and the same PID namespace, if that library takes the locks. A
+        read-only handle accepts any. A `sole_writer` replaces them by its own: its caller knows that no other writer
+        is attached or can attach meanwhile.
         """
         cdef Control self = Control.__new__(Control)
         cdef control_block* block = <control_block*>file.address
@@ -137,9 +144,9 @@ cdef class Control(ControlFields):
         for name, mine, theirs in (
             ("page size", os.sysconf("SC_PAGESIZE"), block.page_bytes),
             ("size of a mutex", sizeof(pthread_mutex_t), block.mutex_bytes),
-            ("PID namespace", pid_namespace, block.pid_namespace),
             ("boot id", boot_id[:39], _text(&block.boot_id[0])),
             ("C library", c_library[:39], _text(&block.c_library[0])),
+            ("PID namespace", pid_namespace, pid_namespace if locks_inline else block.pid_namespace),
         ):
             if mine != theirs and ((file.writable and not sole_writer) or name not in HINTS):
                 raise StoreFormatError(f"attached processes differ in {name}: theirs {theirs}, ours "
@@ -150,6 +157,7 @@ cdef class Control(ControlFields):
         self.file, self.block = file, block
         self.request_before = load_u32(&block.handover)
         self.read_only = not file.writable
+        self._know_slots(pid_namespace)
         if sole_writer and (block.pid_namespace != pid_namespace or _text(&block.c_library[0]) != c_library[:39]):
             self._take_over(pid_namespace, c_library)
         return self
@@ -174,6 +182,75 @@ cdef class Control(ControlFields):
         store_u64(&block.pid_namespace, pid_namespace)
         return 0
 
+    cdef void _know_slots(self, uint64_t pid_namespace) noexcept:
+        self.me.pid_namespace = pid_namespace
+        self.me.slots = process_slots_of(<control_block_opaque*>self.block)
+        self.me.namespaces = &self.block.namespaces
+
+    def enter(self, int fd):
+        """Takes a slot of an attached process, by the lock on its byte of `lock`, whose descriptor is `fd`. Before this
+        writer's first turn under a lock; under the gate. The slot is free again when `fd` is closed, after `detach`.
+        Raises StoreResourceError when all slots are taken."""
+        cdef control_block* block = self._writable()
+        cdef uint32_t first = load_u32(&block.next_process), step, slot, incarnation
+        cdef process_slot* entry
+        cdef int status, sweep
+        if load_u64(&block.pid_namespace) != self.me.pid_namespace:
+            store_u32(&block.namespaces, 1)
+            full_fence()  # before this process can take a lock, or die while it tries to
+        for sweep in range(2):  # first those whose user has left, then those of killed processes
+            for step in range(PROCESS_SLOTS):
+                slot = (first + step) % PROCESS_SLOTS
+                entry = &self.me.slots[slot]
+                if sweep == 0 and load_u32(&entry.pid) != 0:
+                    continue
+                status = slot_take(fd, slot)
+                if status == EAGAIN:
+                    continue
+                if status:
+                    raise OSError(status, os.strerror(status), self.file.path)
+                incarnation = (load_u32(&entry.incarnation) + 1) & ((1u << INCARNATION_BITS) - 1) or 1
+                store_u32(&entry.incarnation, incarnation)
+                store_u64(&entry.pid_namespace, self.me.pid_namespace)
+                store_u32(&entry.pid, <uint32_t>self.me.pid)
+                store_u32(&block.next_process, (slot + 1) % PROCESS_SLOTS)
+                self.me.process = incarnation << PROCESS_SLOT_BITS | slot
+                full_fence()
+                self.me.fd = fd
+                return
+        raise StoreResourceError(f"{PROCESS_SLOTS} handles of processes have the store open for writing, which is the "
+                                 "most: close some, or use one handle for a process", path=self.file.path)
+
+    cdef void _leave(self) noexcept:
+        """Marks the slot as one whose user has left. A turn of another thread may still run: the slot's byte stays
+        locked until the caller closes the descriptor. In a forked child the slot is its parent's."""
+        if self.me.fd < 0 or self.block == NULL:
+            return
+        self.me.fd = -1
+        full_fence()  # from now on no thread believes what it finds out through the descriptor
+        if self.me.pid == os.getpid():
+            store_u32(&self.me.slots[self.me.process % PROCESS_SLOTS].pid, 0)
+
+    @property
+    def process(self):
+        """The number by which locks name this handle: its slot and the slot's incarnation. 0: it has no slot."""
+        self.checked()
+        return self.me.process
+
+    def processes(self):
+        """(process, pid, PID namespace) of each slot in use; see `process`. Of a process that was killed, too, until
+        another one takes its slot."""
+        cdef process_slot* entry
+        cdef uint32_t slot
+        self.checked()
+        found = []
+        for slot in range(PROCESS_SLOTS):
+            entry = &self.me.slots[slot]
+            if load_u32(&entry.pid) != 0:
+                found.append((load_u32(&entry.incarnation) << PROCESS_SLOT_BITS | slot, load_u32(&entry.pid),
+                              load_u64(&entry.pid_namespace)))
+        return found
+
     def follow(self):
         """From now on this block mirrors a block of another layout, to which this process cannot attach: no append or
         dispatch goes through it."""
@@ -192,6 +269,7 @@ cdef class Control(ControlFields):
 
     def detach(self):
         """Forgets the memory; every later call raises StoreClosedError."""
+        self._leave()
         self.block = NULL
         self.committer = None
         self.repairs.clear()

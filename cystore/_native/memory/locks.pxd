@@ -1,16 +1,35 @@
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from cystore._native.memory.atomics cimport (
     EOWNERDEAD, add_u32, and_u32, control_block_opaque, control_mutex, exchange_u32, futex_wake_all, futex_wake_bits,
-    load_u32, or_u32, pthread_mutex_consistent, pthread_mutex_t, sleepers_after_unlock
+    load_u32, or_u32, pthread_mutex_t, sleepers_after_unlock
 )
-from cystore._native.layout cimport CONTROL_MAGIC, KEY_WORDS, LAYOUT_FINGERPRINT, control_block, queue_entry
+from cystore._native.layout cimport (CONTROL_MAGIC, KEY_WORDS, LAYOUT_FINGERPRINT, control_block, process_slot,
+                                     queue_entry)
 from cystore._native.memory.mapping cimport MappedFile
 
 cdef extern from "free_lock.h" nogil:
-    int robust_trylock(pthread_mutex_t* mutex)
-    int robust_trylock_spinning(pthread_mutex_t* mutex)
-    int robust_unlock(pthread_mutex_t* mutex)
+    int robust_trylock(pthread_mutex_t* mutex, const lock_owner* me)
+    int robust_trylock_spinning(pthread_mutex_t* mutex, const lock_owner* me)
+    int robust_lock(pthread_mutex_t* mutex, const lock_owner* me, int64_t timeout_ms)
+    int robust_unlock(pthread_mutex_t* mutex, const lock_owner* me)
+    void robust_consistent(pthread_mutex_t* mutex, const lock_owner* me)
+    bint robust_is_mine(pthread_mutex_t* mutex, const lock_owner* me)
+    bint robust_kept_elsewhere(pthread_mutex_t* mutex, const lock_owner* me)
+    int32_t robust_owner_here(pthread_mutex_t* mutex, const lock_owner* me)
+    ptrdiff_t lock_compare()
+
+cdef extern from "lock_owner.h" nogil:
+    ctypedef struct lock_owner:
+        ptrdiff_t list_at
+        uint32_t process
+        int32_t pid
+        uint64_t pid_namespace
+        process_slot* slots
+        const uint32_t* namespaces
+        int32_t fd
+    process_slot* process_slots_of(control_block_opaque* block)
+    int slot_take(int fd, uint32_t slot)
 
 cdef enum:
     LOCK_TAKEN = 0              # the status of success; any other status is an errno
@@ -20,27 +39,28 @@ cdef inline pthread_mutex_t* control_lock_at(control_block* block, int which) no
     return control_mutex(<control_block_opaque*>block, which)
 
 
-cdef inline int control_locked(control_block* block, int which, int status) noexcept nogil:
+cdef inline int control_locked(control_block* block, int which, const lock_owner* me, int status) noexcept nogil:
     """Turns EOWNERDEAD into a repair that stays due until a repairer has finished it, even if a repairer is killed or
     fails. Called with the result of each attempt to lock."""
     if status == EOWNERDEAD:
         or_u32(&block.repair_due, 1u << which)
-        pthread_mutex_consistent(control_lock_at(block, which))
+        robust_consistent(control_lock_at(block, which), me)
         return LOCK_TAKEN
     return status
 
 
 # These functions take a lock and give it back. `Held` and the appenders use no others.
 
-cdef inline int control_trylock(control_block* block, int which, bint spinning) noexcept nogil:
+cdef inline int control_trylock(control_block* block, int which, const lock_owner* me, bint spinning) noexcept nogil:
     """Returns LOCK_TAKEN, else EBUSY, EDEADLK, or the error of an unusable lock. `spinning`: spins for some 100
-    microseconds while another thread holds the lock."""
+    microseconds while another thread holds the lock. `me`: the handle's, which the unlock gets too."""
     cdef pthread_mutex_t* mutex = control_lock_at(block, which)
-    return control_locked(block, which, robust_trylock_spinning(mutex) if spinning else robust_trylock(mutex))
+    return control_locked(block, which, me,
+                          robust_trylock_spinning(mutex, me) if spinning else robust_trylock(mutex, me))
 
 
-cdef inline int control_unlock(control_block* block, int which) noexcept nogil:
-    return robust_unlock(control_lock_at(block, which))
+cdef inline int control_unlock(control_block* block, int which, const lock_owner* me) noexcept nogil:
+    return robust_unlock(control_lock_at(block, which), me)
 
 
 cdef inline bint control_repair_due(control_block* block, int which) noexcept nogil:
@@ -52,13 +72,13 @@ cdef inline bint control_intact(control_block* block) noexcept nogil:
     return block.magic == CONTROL_MAGIC and block.guard == ~CONTROL_MAGIC and block.fingerprint == LAYOUT_FINGERPRINT
 
 
-cdef inline bint control_enter(control_block* block, int which, bint spinning) noexcept nogil:
+cdef inline bint control_enter(control_block* block, int which, const lock_owner* me, bint spinning) noexcept nogil:
     """Takes a lock if it is free and no repair is due; else returns False. The caller gives the lock back with
     `control_unlock` and runs no Python code before that."""
-    if not control_intact(block) or control_trylock(block, which, spinning) != LOCK_TAKEN:
+    if not control_intact(block) or control_trylock(block, which, me, spinning) != LOCK_TAKEN:
         return False
     if control_repair_due(block, which):
-        control_unlock(block, which)
+        control_unlock(block, which, me)
         return False
     return True
 
@@ -90,6 +110,7 @@ cdef inline void control_wake_key(control_block* block, uint32_t key) noexcept n
 
 cdef class SharedLocks:
     cdef control_block* block
+    cdef lock_owner me              # this handle as the owner of locks
     cdef readonly object file       # the MappedFile (or anonymous memory) that block points into
     cdef readonly bint read_only
     cdef uint32_t _bell             # `bell`

@@ -6,6 +6,7 @@ from cystore._native.memory.mapping import MappedFile
 from cystore.layout import MUTEX_NAMES as MUTEX_NAMES
 
 OVERWRITTEN: str
+locks_inline: bool
 
 def report_to(
     long_wait: Callable[[str, str, int, int], None], over_budget: Callable[[str, str, float, int], None]

@@ -14,8 +14,7 @@ import os
 
 from cystore._native.memory.atomics cimport (
     EAGAIN, EBUSY, EDEADLK, EINTR, ETIMEDOUT, add_u32, and_u32, full_fence, futex_wait, futex_wait_bits, load_i64,
-    load_u64, monotonic_ns, robust_lock, robust_owned_by_other_thread, robust_owner, store_u32, sub_u32,
-    thread_id
+    load_u64, monotonic_ns, robust_owner, store_u32, sub_u32
 )
 from cystore._native.layout cimport FLAG_SYNC_FAILED, KEY_WORDS
 from cystore._native.memory.mapping cimport MappedFile
@@ -30,6 +29,10 @@ cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
 cdef int LOCK_COUNT = len(MUTEX_NAMES)
+cdef ptrdiff_t _list_at = lock_compare()
+
+# Whether locks are taken inline here (free_lock.h). Otherwise writers have to share a PID namespace.
+locks_inline = _list_at != 0
 cdef int64_t WAIT_SLICE_MS = 250
 cdef int64_t REPORT_EVERY_NS = 5_000_000_000
 cdef int64_t FOREVER = -1       # as a timeout
@@ -65,6 +68,9 @@ cdef class SharedLocks:
     def __cinit__(self):
         self.repairs = {}
         self._bell = <uint32_t>-1
+        self.me.list_at = _list_at
+        self.me.pid = os.getpid()
+        self.me.fd = -1
 
     cdef control_block* checked(self) except NULL:
         """The block. Raises StoreClosedError after a close, StoreFormatError when a foreign program overwrote it."""
@@ -136,22 +142,21 @@ cdef class SharedLocks:
         return robust_owner(control_lock_at(self.checked(), MUTEX_NAMES.index(name)))
 
     def turn_owner(self, str name not None):
-        """Like `owner`, also after a close: a turn that began before the close may still run. No turn begins after a
-        close: threads take a lock under the GIL, and a thread that waited without the GIL sees the close and gives the
-        lock back."""
+        """Like `owner`, but 0 if the owner took the lock through another handle; also after a close: a turn that began
+        before the close may still run. No turn begins after a close: threads take a lock under the GIL, and a thread
+        that waited without the GIL sees the close and gives the lock back."""
         cdef MappedFile file = self.file
         if file is None:
             raise StoreClosedError("the store is closed")
-        return robust_owner(control_lock_at(<control_block*>file.address, MUTEX_NAMES.index(name)))
+        return robust_owner_here(control_lock_at(<control_block*>file.address, MUTEX_NAMES.index(name)), &self.me)
 
     @property
     def held_by_this_thread(self):
         """Whether this thread holds any lock. True in a signal handler or a finalizer that interrupted the holder."""
         cdef control_block* block = self.checked()
-        cdef int32_t me = thread_id()
         cdef int which
         for which in range(LOCK_COUNT):
-            if robust_owner(control_lock_at(block, which)) == me:
+            if robust_is_mine(control_lock_at(block, which), &self.me):
                 return True
         return False
 
@@ -345,7 +350,7 @@ cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int s
         late = piece <= 0  # this thread did not run for a while: then the lock may be free
         piece = max(piece, 0)
         with nogil:
-            status = control_locked(block, which, robust_lock(mutex, piece))
+            status = control_locked(block, which, &locks.me, robust_lock(mutex, &locks.me, piece))
         now_ns = monotonic_ns()
         long_wait = status == ETIMEDOUT and now_ns - told_ns >= REPORT_EVERY_NS
         try:
@@ -360,7 +365,7 @@ cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int s
             locks.checked()
         except BaseException:
             if status == LOCK_TAKEN:
-                control_unlock(block, which)
+                control_unlock(block, which, &locks.me)
             raise
     return status
 
@@ -376,7 +381,8 @@ cdef Held _turn(SharedLocks locks, str name, int64_t timeout_ms, budget_ms):
     return turn
 
 
-cdef int _flush_lock(control_block* block, int which, int64_t position, int64_t until_ns) noexcept nogil:
+cdef int _flush_lock(control_block* block, int which, const lock_owner* me, int64_t position,
+                     int64_t until_ns) noexcept nogil:
     """Waits for the flush lock: LOCK_TAKEN; EAGAIN if the log is flushed up to `position`, or a sync failed; EBUSY when
     the time is over, or after a signal; else the error of the lock. A leader gives the lock back before it changes
     `flush_seq`."""
@@ -389,7 +395,7 @@ cdef int _flush_lock(control_block* block, int which, int64_t position, int64_t 
             return EAGAIN
         if not control_intact(block):
             return EAGAIN
-        status = control_trylock(block, which, False)
+        status = control_trylock(block, which, me, False)
         if status != EBUSY:
             return status
         left_ns = until_ns - monotonic_ns()
@@ -443,9 +449,9 @@ cdef class Held:
         cdef int status
         if self.unflushed >= 0:
             return self._take_flush()
-        status = control_trylock(block, self.which, False)
+        status = control_trylock(block, self.which, &locks.me, False)
         if self.if_free and (status == EBUSY or status == EDEADLK):
-            self.mine = robust_owner(mutex) == thread_id()
+            self.mine = status == EDEADLK or robust_is_mine(mutex, &locks.me)
             if self.mine:
                 return 0
         status = wait_for_lock(locks, block, self.which, status, self.timeout_ms, NULL)
@@ -469,7 +475,7 @@ cdef class Held:
         cdef int64_t until_ns = monotonic_ns() + self.timeout_ms * NS_PER_MS
         cdef int status
         with nogil:
-            status = _flush_lock(block, self.which, self.unflushed, until_ns)
+            status = _flush_lock(block, self.which, &locks.me, self.unflushed, until_ns)
         if status != LOCK_TAKEN:
             PyErr_CheckSignals()
             locks.checked()
@@ -479,7 +485,7 @@ cdef class Held:
                 raise StoreFormatError(f"the {self.name} lock is unusable: {os.strerror(status)}", path=locks.file.path)
             return 0
         if locks.block == NULL or not control_intact(block):
-            control_unlock(block, self.which)
+            control_unlock(block, self.which, &locks.me)
             locks.checked()  # raises
         return 1
 
@@ -492,11 +498,11 @@ cdef class Held:
         cdef int32_t owner = robust_owner(mutex)
         cdef int64_t spent_ns = monotonic_ns() - self.since_ns
         self.held = False
-        if failed and (owner == 0 or owner == thread_id()):
+        if failed and (owner == 0 or robust_is_mine(mutex, &self.locks.me)):
             or_u32(&block.repair_due, 1u << self.which)
         if 0 <= self.budget_ms * NS_PER_MS < spent_ns:
             add_u32(&block.turns_over_budget, 1)
-        if control_unlock(block, self.which) != 0 and robust_owned_by_other_thread(mutex):
+        if control_unlock(block, self.which, &self.locks.me) != 0 and robust_kept_elsewhere(mutex, &self.locks.me):
             # Leaks the mapping: the owner's next lock reads this memory, and a leaked page is better than a crash.
             Py_INCREF(self.file)
         return spent_ns

@@ -199,7 +199,7 @@ cdef class Inflow:
         if self.file is None or self.records.needs & ~self.prepared \
                 or not self.file.base <= position < self.file.base + self.file.length or fd < 0 and not is_ready:
             return OBSTACLE
-        if not control_enter(block, LOCK_APPEND, False):
+        if not control_enter(block, LOCK_APPEND, &self.control.me, False):
             return OBSTACLE
         status = APPEND_OK if load_i64(&block.wrote) == position else -1
         if status == APPEND_OK:
@@ -207,7 +207,7 @@ cdef class Inflow:
                                        position - self.file.base)
         if status == WRITE_FAILED:
             or_u32(&block.repair_due, 1u << LOCK_APPEND)
-        control_unlock(block, LOCK_APPEND)
+        control_unlock(block, LOCK_APPEND, &self.control.me)
         if status != APPEND_OK:
             return OBSTACLE
         self.records.wake_all(block)

@@ -125,7 +125,7 @@ def _show_store(told: dict[str, Any]) -> None:
     write_table(
         ("duty", "last run", "by process", "outcome", "runs"),
         [
-            (name, time_text(run["begun_ms"]), run["pid"], run["outcome"], run["runs"])
+            (name, time_text(run["begun_ms"]), run["pid"] or "elsewhere", run["outcome"], run["runs"])
             for name, run in told["duties"].items()
             if run["runs"]
         ],
@@ -134,6 +134,8 @@ def _show_store(told: dict[str, Any]) -> None:
 
 def process_text(pid: int) -> str:
     """A process for people: its id, and its command if it still runs."""
+    if pid == 0:
+        return "a process of another PID namespace"
     return one_line(f"process {pid} ({platform.command_of(pid) or 'ended since'})")
 
 

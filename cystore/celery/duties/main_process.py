@@ -150,11 +150,8 @@ class Keeper:
     def introduction(self) -> str:
         """The cleaning worker, and the last clean, for the worker's log."""
         last = self._store.duties.last(duty_runs.CLEAN_EXPIRED.name)
-        cleaned = (
-            f"cleaned last at {time_text(last.begun_ms)} by process {last.pid}"
-            if last.runs
-            else "not cleaned yet"
-        )
+        by = f"process {last.pid}" if last.pid else "a process of another PID namespace"
+        cleaned = f"cleaned last at {time_text(last.begun_ms)} by {by}" if last.runs else "not cleaned yet"
         what = (
             "does all its duties" if self._ticks else "cleans it, ends chords and delivers delayed messages"
         )

@@ -51,6 +51,7 @@ class WorkerSigns:
         self._unnamed: set[int] = set()  # main processes of workers, whatever their names are
         self._has_seen = False  # this process has seen the process of a worker, so it can see those of others
         self._is_alone = False  # no other process has the store open
+        self._sees_all = True  # no process of another PID namespace is attached
 
     def clear(self) -> None:
         """Another log follows."""
@@ -78,7 +79,10 @@ class WorkerSigns:
             self._has_seen = self._is_alone = False
             return
         own = os.getpid()
-        self._attached = {**dict(attached_processes(store.path)), own: command_of(own) or ""}
+        processes = attached_processes(store.path)
+        here = {process.pid: process.command for process in processes if process.pid_namespace is None}
+        self._attached = {**here, own: command_of(own) or ""}
+        self._sees_all = len(here) == len(processes)
         runs = (store.duties.last(duty) for duty in DUTIES)  # by a worker's main process
         self._unnamed = {run.pid for run in runs if run.pid in self._attached}
         self._unnamed |= {
@@ -92,7 +96,9 @@ class WorkerSigns:
         for worker in self._workers.values():
             alive = [pid for pid in worker.pids if pid in self._attached]
             if alive:
-                worker.main, self._has_seen = self._main_of(alive[-1]), True
+                worker.main, self._has_seen = self._main_of(alive[-1]), self._sees_all
+        if not self._sees_all:
+            self._has_seen = False
 
     def _main_of(self, pid: int) -> int:
         """The worker that a process belongs to: of a pool's process the one that started it."""

@@ -60,14 +60,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "one JSON object")
 
 
+_Key = tuple[int, int | None]  # of an AttachedProcess
+
+
 def _generation(path: Path) -> int | None:
     """The number of a store's control block, which the first process that attaches makes anew."""
     words = read_words(path)
     return None if words is None else words.generation
 
 
-def _await(path: Path, before: set[int], wait_s: float) -> None:
-    """Waits until the processes with these ids are not attached any more. If this process sees none of them, waits
+def _await(path: Path, before: set[_Key], wait_s: float) -> None:
+    """Waits until these processes are not attached any more. If this process sees none of them, waits
     until no process is attached, or until the block is a new one."""
     generation, until_s = _generation(path), clock.monotonic_s() + wait_s
     while clock.monotonic_s() < until_s and facts.state(path).name == "live":
@@ -76,14 +79,14 @@ def _await(path: Path, before: set[int], wait_s: float) -> None:
         os_threads.pause(LOOK_S)
 
 
-def _still(path: Path, before: set[int]) -> list[tuple[int, str]]:
-    return [(pid, command) for pid, command in attached_processes(path) if pid in before]
+def _still(path: Path, before: set[_Key]) -> bool:
+    return any(process.key in before for process in attached_processes(path))
 
 
 def _ask(args: argparse.Namespace) -> dict[str, Any]:
     """Asks, waits, and ends the request, unless it is to stand. Returns what is found then."""
     path, keeps = args.path, args.keep or args.wait == 0
-    before, generation = {pid for pid, _ in attached_processes(path)}, _generation(path)
+    before, generation = {process.key for process in attached_processes(path)}, _generation(path)
     ask_to_leave(path, request=request_until(None if keeps else args.wait))
     try:
         _await(path, before, args.wait)
@@ -95,21 +98,21 @@ def _ask(args: argparse.Namespace) -> dict[str, Any]:
     return _found(path, before, generation)
 
 
-def _found(path: Path, before: set[int], generation: int | None) -> dict[str, Any]:
+def _found(path: Path, before: set[_Key], generation: int | None) -> dict[str, Any]:
     """The processes that are attached now; `left`: those before the request are not."""
     state, head = facts.state(path), read_head(path)
     live = state.name == "live"
     attached = attached_processes(path) if live else []
     left = (
-        not live or _generation(path) != generation or bool(before and not before & {p for p, _ in attached})
+        not live
+        or _generation(path) != generation
+        or bool(before and not before & {process.key for process in attached})
     )
     return {
         "left": left,
         "asked": live and head is not None and head.handover,
         "attached_with": str(head) if live and head is not None else None,
-        "processes": [
-            {"pid": pid, "command": command, "later": pid not in before} for pid, command in attached
-        ],
+        "processes": [{**process._asdict(), "later": process.key not in before} for process in attached],
     }
 
 
@@ -143,7 +146,7 @@ def _table(processes: list[dict[str, Any]]) -> None:
     if processes:
         write_table(("pid", "command"), [(p["pid"], one_line(p["command"])) for p in processes])
     else:
-        write_line("this process cannot see them: they run in another PID namespace, or as another user")
+        write_line("this process cannot see them: they run as another user")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ CHECKS: tuple[Check, ...] = (
     Check("space", "free bytes and inodes, against the store's settings", host_checks.space),
     Check("owner", "who may write, and who could replace the store", host_checks.owner),
     Check("attached", "who has it open, who of them is stopped, requests to leave", store_checks.attached, "store"),
-    Check("namespace", "the PID namespace of the writers", store_checks.namespace),
+    Check("namespace", "the PID namespaces of this process and of the writers", store_checks.namespace),
     Check("layout", "the version that has the store open", host_checks.layout, "store"),
     Check("versions", "cystore, Python, the kernel", host_checks.versions),
     Check("celery", "the version of Celery", host_checks.celery),

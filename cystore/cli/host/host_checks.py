@@ -135,6 +135,8 @@ def open_files(site: Site) -> Iterator[Finding]:
     else:
         yield ok(text)
     for process in () if site.attached is None else site.attached["processes"]:
+        if process["pid_namespace"] is not None:
+            continue
         used = platform.open_files_of(process["pid"])
         if used is not None and used[0] > OPEN_FILES_USED * used[1]:
             yield warn(f"process {process['pid']} has {used[0]} of {used[1]} files open", advice)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import islice
 
 from cystore import clock
+from cystore._native.memory.locks import locks_inline
 from cystore.cli.host.site import Content, Finding, Site, bad, ok, warn
 from cystore.cli.look.verify import damage_of
-from cystore.engine.inspect.control_head import attached_processes, read_head
+from cystore.engine.inspect.control_head import AttachedProcess, attached_processes
 from cystore.engine.manifest.manifest import read_facts
 from cystore.layout import FLAGS
 from cystore.operate import facts
@@ -67,13 +68,14 @@ def attached(site: Site) -> Iterator[Finding]:
         yield ok("no process")
         return
     processes = attached_processes(site.path)
-    named = ", ".join(str(pid) for pid, _ in processes[:PROCESSES_SHOWN])
+    named = ", ".join(_named(process) for process in processes[:PROCESSES_SHOWN])
     more = f" and {len(processes) - PROCESSES_SHOWN} more" if len(processes) > PROCESSES_SHOWN else ""
     if processes:
         yield ok(f"process {named}{more}")
     else:
         yield ok("processes that this one cannot see: of another user or PID namespace")
-    stopped = [str(pid) for pid, _ in processes if platform.is_stopped(pid)]
+    here = [process.pid for process in processes if process.pid_namespace is None]
+    stopped = [str(pid) for pid in here if platform.is_stopped(pid)]
     if stopped:
         yield bad(
             f"stopped: process {', '.join(stopped)}; if it holds a lock, every other process waits",
@@ -88,19 +90,26 @@ def attached(site: Site) -> Iterator[Finding]:
         yield warn("the attached processes are asked to leave", f"if nobody upgrades now: {request}")
 
 
+def _named(process: AttachedProcess) -> str:
+    return str(process.pid) if process.pid_namespace is None else f"{process.pid} {process.command}"
+
+
 def namespace(site: Site) -> Iterator[Finding]:
-    """The PID namespace of the writers and of this process."""
-    own = platform.identity()["pid_namespace"]
-    head = read_head(site.path) if site.state is not None and site.state.name == "live" else None
-    if head is None or head.pid_namespace in (0, own):
+    """The PID namespaces of the writers and of this process. Writers may be in any, unless the C library takes their
+    locks."""
+    own = platform.pid_namespace()
+    live = site.state is not None and site.state.name == "live"
+    others = {p.pid_namespace for p in attached_processes(site.path)} - {None} if live else set()
+    if not others:
         yield ok(str(own))
         return
-    text = f"this process is in PID namespace {own}, the writers are in {head.pid_namespace}"
-    if site.config.read_only:
-        yield ok(f"{text}: readers may be in any")
+    named = ", ".join(str(number) for number in sorted(filter(None, others)))
+    text = f"this process is in PID namespace {own}, others are in {named}"
+    if locks_inline or site.config.read_only:
+        yield ok(text)
     else:
         yield bad(
-            f"{text}: a writer is refused here",
+            f"{text}: with this C library a writer is refused here",
             "start the containers with --pid=host, or in one pod with shareProcessNamespace; readers set read_only",
         )
 
@@ -185,7 +194,8 @@ def duties(site: Site) -> Iterator[Finding]:
     now_ms = clock.now_ms()
     for name, run in runs.items():
         age_ms = max(now_ms - run.begun_ms, 0)
-        last = f"{name} ran {age_ms / 1000:.0f} s ago in process {run.pid}: {run.outcome.name.lower()}"
+        where = f"process {run.pid}" if run.pid else "another PID namespace"
+        last = f"{name} ran {age_ms / 1000:.0f} s ago in {where}: {run.outcome.name.lower()}"
         if run.outcome is Outcome.FAILED:
             yield bad(last, "the log of that worker has the error")
         elif name in NEEDED_DUTIES and age_ms > DUTY_SILENT_MS:

@@ -262,7 +262,7 @@ def attached_to(root: Path) -> dict[str, Any] | None:
         "can_be_followed": head.can_be_followed,
         "handover": head.handover,
         "handover_text": facts.standing_request(root),
-        "processes": [{"pid": pid, "command": command} for pid, command in attached_processes(root)],
+        "processes": [process._asdict() for process in attached_processes(root)],
     }
 
 

@@ -26,14 +26,23 @@ from cystore import clock
 from cystore._native.memory.control import ASKED_EVERYBODY, ASKED_UNTIL_CANCELLED, FINGERPRINT
 from cystore.engine.inspect.control_words import FIRST_LAYOUT
 from cystore.engine.log.allocate import CONTROL_NAME
-from cystore.layout import CONTROL_FIELDS, CONTROL_MAGIC, LAYOUT_VERSION, RELEASE
+from cystore.layout import (
+    CONTROL_FIELDS,
+    CONTROL_MAGIC,
+    CONTROL_PROCESSES_AT,
+    LAYOUT_VERSION,
+    PROCESS_SLOT_BYTES,
+    PROCESS_SLOTS,
+    RELEASE,
+)
 from cystore.system import files, platform
 from cystore.system.ranges import file_ranges
-from cystore.system.store_lock import LOCK_NAME
+from cystore.system.store_lock import LOCK_NAME, held_slots
 
 HEAD_BYTES = 192
 PROCESSES_NAMED = 12  # in an error
 SEEN_S = 2.0  # a worker looks once a second
+_SLOT = struct.Struct("=IIQ")
 _AT = {field.name: at for field, at in CONTROL_FIELDS}
 
 
@@ -44,7 +53,6 @@ class ControlHead(NamedTuple):
     layout_version: int  # 0 if the block does not contain it
     release: str
     request: int  # the word `handover`
-    pid_namespace: int = 0  # of the attached writers: inode of the namespace
 
     @property
     def handover(self) -> bool:
@@ -92,7 +100,6 @@ def read_head(root: Path) -> ControlHead | None:
         _number(data, "layout_version", "I"),
         text.decode("ascii", "backslashreplace"),
         _number(data, "handover", "I"),
-        _number(data, "pid_namespace", "Q"),
     )
 
 
@@ -111,17 +118,48 @@ def ask_to_leave(root: Path, asked: bool = True, request: int = ASKED_EVERYBODY)
     file_ranges.write_at(path, [(_AT["handover"], struct.pack("=I", request if asked else 0))])
 
 
-def attached_processes(root: Path) -> list[tuple[int, str]]:
-    """(pid, command) of each process that has the store open. This process sees only its own PID namespace and, unless
-    it runs as root, only processes of its own user."""
-    return platform.processes_with(root / LOCK_NAME)
+class AttachedProcess(NamedTuple):
+    """A process that has the store open. Without `pid_namespace`, `pid` is its id here; otherwise this process cannot
+    see it, and `pid` is its id in that namespace."""
+
+    pid: int
+    command: str
+    pid_namespace: int | None = None
+
+    @property
+    def key(self) -> tuple[int, int | None]:
+        return self.pid, self.pid_namespace
+
+
+def attached_processes(root: Path) -> list[AttachedProcess]:
+    """The processes that have the store open, but this one. Those that this process sees come first: of its own PID
+    namespace and those below, and, unless it runs as root, of its own user. Then the writers in other namespaces, by
+    their slots in the control block."""
+    seen = [AttachedProcess(pid, command) for pid, command in platform.processes_with(root / LOCK_NAME)]
+    return [*seen, *_elsewhere(root, {platform.own_ids_of(process.pid) for process in seen})]
+
+
+def _elsewhere(root: Path, seen: set[tuple[int, int] | None]) -> list[AttachedProcess]:
+    head = read_head(root)
+    if head is None or not head.is_ours:
+        return []
+    size = PROCESS_SLOT_BYTES * PROCESS_SLOTS
+    data = files.read_if_there(root / CONTROL_NAME, first=CONTROL_PROCESSES_AT + size)
+    if data is None or len(data) < CONTROL_PROCESSES_AT + size:
+        return []
+    own, found = platform.pid_namespace(), []
+    for slot, (_, pid, namespace) in enumerate(_SLOT.iter_unpack(data[CONTROL_PROCESSES_AT:])):
+        if pid and namespace != own and (pid, namespace) not in seen:
+            found.append((slot, AttachedProcess(pid, f"in PID namespace {namespace}", namespace)))
+    held = held_slots(root, [slot for slot, _ in found])
+    return [process for slot, process in found if slot in held]
 
 
 def another_version(root: Path, head: ControlHead) -> str:
     """The error text for a process that cannot attach beside those of another layout."""
     found = attached_processes(root)
     processes = (
-        "; ".join(f"{pid} {command}" for pid, command in found[:PROCESSES_NAMED])
+        "; ".join(f"{process.pid} {process.command}" for process in found[:PROCESSES_NAMED])
         or "this process cannot see them"
     )
     more = f" and {len(found) - PROCESSES_NAMED} more" if len(found) > PROCESSES_NAMED else ""

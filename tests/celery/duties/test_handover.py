@@ -222,4 +222,8 @@ def test_a_request_is_met_when_those_before_it_have_left(tmp_path):
 
 def attached(fleet: Fleet) -> set[int]:
     """The processes that have the store open."""
-    return {pid for pid, _ in attached_processes(fleet.store_path)} if fleet.store_path.exists() else set()
+    return (
+        {process.pid for process in attached_processes(fleet.store_path)}
+        if fleet.store_path.exists()
+        else set()
+    )

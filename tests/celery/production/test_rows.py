@@ -45,7 +45,8 @@ ROWS: dict[str, list[str]] = {
         "celery/production/test_other_roles.py::test_a_worker_that_waits_continues_with_its_store",
     ],
     "other PID namespaces are refused for everything": [
-        "celery/production/test_containers.py::test_another_namespace_reads_and_is_refused_as_a_writer",
+        "celery/production/test_containers.py::test_web_and_workers_in_containers_of_their_own",
+        "celery/production/test_containers.py::test_another_namespace_reads",
         "celery/production/test_containers.py::test_a_container_of_workers_restarts_in_a_new_namespace",
         "unit/system/test_pid_namespaces.py::test_commands_read_from_another_pid_namespace",
     ],

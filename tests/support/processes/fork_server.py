@@ -101,6 +101,18 @@ class ForkServer:
         for pid in pids:
             assert self.wait_stopped(pid), f"process {pid} ended"
 
+    def send(self, number: int, *pids: int) -> None:
+        """Does not wait for what the signal does."""
+        self._process.do("kill(pids, number)", pids=pids, number=number)
+
+    def end(self) -> None:
+        """Everybody dies at once: of a fork server in a PID namespace of its own. Takes in what was acknowledged."""
+        self._process.kill()
+        os.set_blocking(self._reading, True)
+        while self._read_once():
+            pass
+        self.living = []
+
     def kill(self, *pids: int) -> None:
         """SIGKILL. By their parent: to others their ids may mean nothing, or somebody else."""
         self._process.do("kill(pids, number)", pids=pids, number=signal.SIGKILL)
@@ -128,17 +140,21 @@ class ForkServer:
     def _read(self) -> None:
         while True:
             try:
-                data = os.read(self._reading, PIPE_BYTES)
+                if not self._read_once():
+                    raise EOFError("the herd is dead")
             except BlockingIOError:
                 break
-            if not data:
-                raise EOFError("the herd is dead")
-            self._unfinished += data
+
+    def _read_once(self) -> bool:
+        """False when nobody can write any more. Raises BlockingIOError while there is nothing new."""
+        data = os.read(self._reading, PIPE_BYTES)
+        self._unfinished += data
         *lines, self._unfinished = self._unfinished.split(b"\n")
         for line in lines:
             text = line.decode()
             assert not text.startswith("!"), text.replace("\0", "\n")
             self.acknowledged.append(text.split())
+        return bool(data)
 
 
 # ------------------------------------------------------------------------------------ in the fork server's process

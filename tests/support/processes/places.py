@@ -77,6 +77,7 @@ _WHEN_WRITING = {
     "flush.checkpoint_stored": _TWICE,
     "checkpoint.last_record_stored": _TWICE,
     "checkpoint.checksum_stored": _TWICE,
+    "lock.pending": Place("live", 300),
 }
 _ALONE = Place("live", company=False)
 _LEAVES_ALONE = Place("live_and_leave", company=False)
@@ -94,6 +95,7 @@ PLACES: dict[str, Place] = {
     "attach.ready": _ALONE,
     "attach.shared": _ALONE,
     "attach.joining": Place("live", company=True),
+    "attach.entered": Place("live", company=True),
     "detach.alone": _LEAVES_ALONE,
     "detach.log_flushed": _LEAVES_ALONE,
     "detach.dispatched": _LEAVES_ALONE,

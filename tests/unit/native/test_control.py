@@ -4,6 +4,7 @@ else wrote to."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from cystore import layout
 from cystore._native.derived.queue import queues_to_flush
+from cystore._native.memory import control as control_kernel
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
@@ -21,12 +23,15 @@ from cystore.errors import (
     StoreFormatError,
     StoreFullError,
     StoreNotWritableError,
+    StoreResourceError,
 )
 from cystore.system import files
 from tests.support import parts
+from tests.support.process import Process
 
 AT = {field.name: at for field, at in layout.CONTROL_FIELDS}
 FIRST_STEP = 256
+OFD_SETLK = 37  # a command of fcntl
 JOIN = "from pathlib import Path; from tests.support import parts; control = parts.join_control(Path(path))"
 
 
@@ -62,7 +67,6 @@ def test_joined_handle_sees_what_the_first_one_set(path, control):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("pid_namespace", 2, "PID namespace: theirs 1, ours 2"),
         ("boot_id", "another", "boot id: theirs boot, ours another"),
         ("c_library", "musl", "C library: theirs c, ours musl"),
     ],
@@ -70,6 +74,76 @@ def test_joined_handle_sees_what_the_first_one_set(path, control):
 def test_attached_processes_that_differ_are_refused(path, control, name, value, words):
     with pytest.raises(StoreFormatError, match=words):
         joined(path, **{name: value})
+
+
+def test_pid_namespaces_differ_if_the_locks_are_ours(path, control, monkeypatch):
+    joined(path, pid_namespace=2)
+    monkeypatch.setattr(control_kernel, "locks_inline", False)
+    with pytest.raises(StoreFormatError, match="PID namespace: theirs 1, ours 2"):
+        joined(path, pid_namespace=2)
+
+
+def test_a_sole_writer_with_another_c_library_makes_the_locks_anew(path, control):
+    with Process() as gone:
+        gone.do(f"{JOIN}; turn = control.held('append'); turn.__enter__().held", path=str(path))
+        gone.stop()  # it has left, for all that the others know
+        other = joined(path, c_library="musl", sole_writer=True)
+        assert other.owner("append") == 0 and other.repair_is_due("append")
+        with pytest.raises(StoreFormatError, match="C library: theirs musl"):
+            joined(path)
+
+
+# ---------------------------------------------------------------------------------------------- slots of processes
+
+
+def entered(path, lock, **host) -> Control:
+    """A handle with a slot; its descriptor of `lock` is the caller's, who closes it."""
+    handle = joined(path, **host)
+    handle.enter(lock.fileno())
+    return handle
+
+
+def bytes_of_slots(kind: int, first: int, count: int) -> bytes:
+    """What fcntl is asked for: locks on these slots' bytes."""
+    return struct.pack("hhqqi0q", kind, os.SEEK_SET, layout.PROCESS_BYTES_AT + first, count, 0)
+
+
+def test_each_handle_has_a_slot_until_its_descriptor_is_closed(path, control, tmp_path):
+    (tmp_path / "lock").write_bytes(b"lock")
+    with open(tmp_path / "lock", "r+b") as one, open(tmp_path / "lock", "r+b") as two:
+        first, second = entered(path, one), entered(path, two, pid_namespace=7)
+        assert first.process != second.process and control.process == 0
+        assert control.processes() == [(first.process, os.getpid(), 1), (second.process, os.getpid(), 7)]
+        before = second.process
+        second.detach()
+        assert control.processes() == [(first.process, os.getpid(), 1)]
+    with open(tmp_path / "lock", "r+b") as three:
+        third = entered(path, three)
+        assert third.process not in (before, first.process)
+
+
+def test_the_slot_of_a_killed_process_is_used_again_with_another_incarnation(path, control, tmp_path):
+    (tmp_path / "lock").write_bytes(b"lock")
+    seen = set()
+    with open(tmp_path / "lock", "r+b") as others:
+        fcntl.fcntl(others, OFD_SETLK, bytes_of_slots(fcntl.F_WRLCK, 1, layout.PROCESS_SLOTS - 1))
+        for _ in range(3):
+            with open(tmp_path / "lock", "r+b") as lock:
+                handle = entered(path, lock)
+                assert handle.process % layout.PROCESS_SLOTS == 0
+                seen.add(handle.process)
+                del handle  # without detach
+    assert len(seen) == 3
+
+
+def test_more_processes_than_slots(path, control, tmp_path):
+    (tmp_path / "lock").write_bytes(b"lock")
+    with open(tmp_path / "lock", "r+b") as others, open(tmp_path / "lock", "r+b") as lock:
+        fcntl.fcntl(others, OFD_SETLK, bytes_of_slots(fcntl.F_WRLCK, 0, layout.PROCESS_SLOTS))
+        with pytest.raises(StoreResourceError, match="4096 handles of processes"):
+            entered(path, lock)
+        fcntl.fcntl(others, OFD_SETLK, bytes_of_slots(fcntl.F_UNLCK, 77, 1))
+        assert entered(path, lock).process % layout.PROCESS_SLOTS == 77
 
 
 @pytest.mark.parametrize("field", ["magic", "fingerprint", "page_bytes", "mutex_bytes", "guard"])
@@ -197,6 +271,7 @@ def test_closed_handle_refuses_everything(control):
         "counters": (),
         "more_queue_bytes": (),
         "wake_append": (),
+        "processes": (),
         "wake_committed": (),
         "commit": (),
         "wake_flush": (),

@@ -463,3 +463,25 @@ def test_links_resolve_as_the_system_resolves_them(tmp_path, monkeypatch):
         cystore.open(tmp_path / "round" / "store")
     with pytest.raises(cystore.StoreConfigError):
         cystore.open("nul\0nul")
+
+
+USER_NAMESPACE = ["unshare", "--user", "--map-root-user"]
+
+
+@needs_root
+@pytest.mark.may_skip(NEEDS_ROOT)
+@pytest.mark.may_skip("no user namespace can be made")
+def test_an_owner_that_the_user_namespace_does_not_map(place):
+    """As a container sees a directory of its host."""
+    if subprocess.run([*USER_NAMESPACE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespace can be made")
+    fill(place / "store")
+    for folder, _, names in os.walk(place / "store"):
+        os.chmod(folder, 0o755)
+        for name in (".", *names):
+            os.chown(Path(folder, name), ALICE, ALICE)
+    open_it = f"import cystore; cystore.open({str(place / 'store')!r})"
+    words = [*USER_NAMESPACE, sys.executable, "-c", open_it]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    for text in ("does not map", "--userns=keep-id", "allow_any_owner"):
+        assert text in done.stderr
