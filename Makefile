@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 SETUP = @$(PYTHON) tools/setup_env.py
 
-.PHONY: help build run screenshots quick test test-all crash ha fuzz bench bench-check wheels release man docs lint format clean
+.PHONY: help build run screenshots quick test test-all crash ha fuzz bench bench-check wheels release man docs matrix lint format clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,10 @@ screenshots: ## pictures of the page for docs/pictures, from a real browser on a
 man: ## a manual page for each command, in build/man; ARGS=FOLDER
 	$(SETUP) build
 	@$(VENV_PYTHON) -m tools.man_pages $(ARGS)
+
+matrix: ## a slice of the tests with each version of Celery, redis-py, PySpark; ARGS='--only "Celery 5.4" Spark'
+	$(SETUP) test
+	@$(VENV_PYTHON) -m tools.matrix $(ARGS)
 
 docs: ## the documents as a site with a search, in build/site
 	$(SETUP) docs

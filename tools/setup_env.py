@@ -84,7 +84,13 @@ OLDER_CELERY = {
     "5.5": ("celery[redis]~=5.5.0",),
     "5.6": ("celery[redis]~=5.6.0",),
 }
-BESIDE_CELERY = ("pytest>=8.3,<10", "hypothesis>=6.100,<7", "msgpack>=1.1,<2", "pyyaml>=6,<7")
+BESIDE_CELERY = (
+    "pytest>=8.3,<10",
+    "hypothesis>=6.100,<7",
+    "msgpack>=1.1,<2",
+    "pyyaml>=6,<7",
+    "cryptography>=43",
+)
 
 
 class SetupError(RuntimeError):
@@ -316,8 +322,8 @@ class Packages:
 
 
 def kernels(target: str) -> None:
-    """Builds the kernels in place, for tests their variants too; wheels have kernels of their own."""
-    if target == "wheels":
+    """Builds the kernels in place, for tests their variants too; wheels have their own, the site needs none."""
+    if target in ("wheels", "docs"):
         return
     variants = ["inplace"]
     if target in TESTS | {"quick"}:
@@ -342,12 +348,11 @@ def register() -> None:
     stamp.write_text(digest)
 
 
-def with_older_celery(version: str) -> Path:
-    """The Python of an environment with an older Celery, made at the first call. It has the entry points of the
-    package in .venv; the modules come from PYTHONPATH."""
-    folder = ROOT / "build" / f"celery-{version}"
+def environment(name: str, wanted: Sequence[str]) -> Path:
+    """The Python of an environment with other packages, made at the first call. It has the entry points of the package
+    in .venv; the modules come from PYTHONPATH."""
+    folder = ROOT / "build" / "matrix" / name
     python, stamp = folder / "bin" / "python", folder / "setup"
-    wanted = [*OLDER_CELERY[version], *BESIDE_CELERY]
     if _unchanged(stamp, text := "\n".join(wanted)):
         return python
     _call([sys.executable, "-m", "venv", "--clear", str(folder)])

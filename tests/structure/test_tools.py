@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import GROUP_OF_FOLDER
 from tests.structure.sources import ROOT
-from tools import build, interpreters, memory_folder, redis_server, run_tests
+from tools import build, interpreters, matrix, memory_folder, redis_server, run_tests
 
 needs_redis = pytest.mark.skipif(redis_server.find_executable() is None, reason="no redis-server to start")
 
@@ -394,3 +394,28 @@ def test_no_python_begins_when_the_time_is_over(tmp_path, monkeypatch, capsys):
     _machine(tmp_path, monkeypatch, programs)
     assert interpreters.run_all(0, seed=1) == (0, 1), "one is tried all the same"
     assert "Python 3.12 not tried" in capsys.readouterr().out
+
+
+def test_the_table_of_the_matrix_keeps_rows_that_were_not_tried(tmp_path, monkeypatch):
+    page = tmp_path / "releases.md"
+    monkeypatch.setattr(matrix, "PAGE", page)
+    page.write_text(f"before\n{matrix.BEGIN}\n{matrix.END}\nafter\n")
+    first, second, *_ = matrix.pairs()
+    second.found, second.result = {"celery": "5.4.0", "redis": "6.1", "pytest": "8"}, "3 tests passed"
+    matrix.write([second])
+    matrix.write([first])
+    assert page.read_text().splitlines() == [
+        "before", matrix.BEGIN, "| | with | versions | result |", "|---|---|---|---|",
+        "| Celery 5.4 | redis-py 5 |  | pip finds no such pair |",
+        "| Celery 5.4 | redis-py 6 | celery 5.4.0, redis 6.1 | 3 tests passed |", matrix.END, "after",
+    ]  # fmt: skip
+    second.result = "4 tests passed"
+    matrix.write([second])
+    assert page.read_text().count("passed") == 1 and "4 tests passed" in page.read_text()
+
+
+def test_the_newest_redis_py_of_a_celery_gets_the_slice_of_celery():
+    known = list(matrix.pairs())[:3]
+    known[0].found = known[1].found = {"celery": "5.4.0"}
+    matrix.newest_first(known)
+    assert [len(pair.slices) for pair in known] == [2, 7, 2]

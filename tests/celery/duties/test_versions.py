@@ -3,7 +3,6 @@ and a slice of the other tests, with real workers, in an environment of each old
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -16,30 +15,7 @@ from cystore import StoreError
 from cystore.celery import versions
 from cystore.celery.results.encoding import encode_meta
 from tests.celery.conftest import ROOT
-from tools import setup_env
-
-LIMIT_S = 900
-PYTEST = (
-    "-m",
-    "pytest",
-    "-q",
-    "-p",
-    "no:cacheprovider",
-    "-o",
-    "addopts=--import-mode=importlib",
-    "-m",
-    "not slow",
-)
-# Without what only 5.7 has: `AsyncResult.exists`, several result objects that wait for one task, delivery without a
-# `sleep(0)`, and what only 5.6 has: a hook before each retry. An older kombu looks for a killed worker's tasks every
-# 100 s: too late for the test.
-SLICE = {
-    "tests/celery/duties/test_workers.py": "not a_saved_group and not test_forget and not killed_loses_nothing",
-    "tests/celery/lifecycle/test_events.py": "",
-    "tests/celery/results/test_backend.py": "not told_apart_from_never_heard_of and not tried_again_where_the_app",
-    "tests/celery/lifecycle/test_lifecycle.py": "",
-    "tests/celery/results/test_waiting.py": "not without_a_pause and not parent_that_fails",
-}
+from tools import matrix, setup_env
 
 
 @pytest.mark.parametrize("version", ["5.4.0", "5.5.3", "5.6.3", "5.7.0", "5.7.0rc1", celery.__version__])
@@ -118,18 +94,10 @@ def test_a_result_that_no_reader_takes_is_not_stored():
 @pytest.mark.parametrize("version", setup_env.OLDER_CELERY)
 def test_a_slice_with_older_celery(version):
     """Seen: with 5.4 to 5.6 no chord could be opened, because only 5.7 has `Backend._ensure_retryable`."""
-    python = setup_env.with_older_celery(version)
+    wanted = (*setup_env.OLDER_CELERY[version], *setup_env.BESIDE_CELERY)
+    python = setup_env.environment(f"Celery-{version}", wanted)
     code = "import celery; print(celery.__version__)"
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.startswith(f"{version}.")
-    for path, chosen in SLICE.items():
-        done = subprocess.run(
-            [python, *PYTEST, "-k", chosen, path],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"Celery {version}, {path}:\n{done.stdout[-6000:]}{done.stderr[-2000:]}"
+    passed, failed = matrix.run(python, matrix.OF_CELERY)
+    assert passed and not failed, "\n".join(failed)
