@@ -4,6 +4,7 @@ process of each has thread id 1."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -86,6 +87,49 @@ def test_a_writer_that_dies_under_locks_is_noticed_in_another_namespace(path, el
             elsewhere.kill()
         assert third.do("store.put('T', b'2', keys=('k',)).queue_offset") == 1
         assert [bytes(message.body) for message in store.query("T", "k")] == [b"2", b"1"]
+
+
+FORKS_AND_DIES = """
+import os, signal
+pid = os.fork()
+if pid == 0:
+    try:
+        store = open_small(path)
+        turn = store._attached().control.held("append")
+        turn.__enter__()
+        if os.fork() == 0:
+            signal.pause()
+        os.kill(os.getpid(), signal.SIGKILL)
+    finally:
+        os._exit(1)
+os.WTERMSIG(os.waitpid(pid, 0)[1])
+"""
+EXECS = """
+pid = os.fork()
+if pid == 0:
+    try:
+        store = open_small(path)
+        turn = store._attached().control.held("append")
+        turn.__enter__()
+        os.execlp("sleep", "sleep", "60")
+    finally:
+        os._exit(1)
+while os.readlink(f"/proc/{pid}/exe") == os.readlink("/proc/self/exe"):
+    os.sched_yield()
+"""
+
+
+def test_a_child_keeps_no_lock_of_its_dead_parent(path, elsewhere):
+    """It was forked under the lock, and had the parent's byte of `lock` until its hook closed the descriptors."""
+    with open_small(path) as store:
+        assert elsewhere.do(FORKS_AND_DIES, path=str(path)) == signal.SIGKILL
+        assert store.put("T", b"1").queue_offset == 0
+
+
+def test_a_process_that_becomes_another_program_keeps_no_lock(path, elsewhere):
+    with open_small(path) as store:
+        elsewhere.do(f"import os\n{EXECS}", path=str(path))
+        assert store.put("T", b"1").queue_offset == 0
 
 
 def test_a_stopped_writer_keeps_its_locks(path, elsewhere):
