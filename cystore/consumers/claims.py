@@ -30,7 +30,7 @@ from cystore.attachment.attachment import StoreHandle
 from cystore.clock import monotonic_s
 from cystore.consumers.groups import table_of
 from cystore.consumers.table import NO_OFFSET
-from cystore.errors import StoreFormatError, StoreResourceError, StoreTimeoutError
+from cystore.errors import CorruptRecordError, StoreFormatError, StoreResourceError, StoreTimeoutError
 from cystore.results import GetStatus
 from cystore.system import files, platform
 from cystore.system.key_lock import PlaceLocks
@@ -444,9 +444,14 @@ class ClaimedQueue:
             self._store.put_many(messages, flush=flush)
 
     def _first_from(self, queue_offset: int) -> int | None:
-        """The place in the log of the first message from an offset on that can be read: others have expired."""
+        """The place in the log of the first message from an offset on that can be read: others have expired, or are
+        damaged."""
         while True:
-            found = self._store.get(self.topic, self.queue_id, queue_offset, 1)
+            try:
+                found = self._store.get(self.topic, self.queue_id, queue_offset, 1)
+            except CorruptRecordError:
+                queue_offset += 1
+                continue
             if found.messages:
                 return found.messages[0].physical_offset
             if found.next_offset <= queue_offset:

@@ -247,62 +247,95 @@ class Channel(virtual.Channel):
         return found
 
     def _claim(self, claimed: ClaimedQueue, count: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        while not found and (claims := claimed.claim(count)):
-            found = self._payloads(claimed, claims)  # of what has expired there is none
-        return found
-
-    def _payloads(self, claimed: ClaimedQueue, claims: list[Claim]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        gone: list[Claim] = []
-        try:
-            for claim, message in zip(claims, self._messages(claimed, claims), strict=True):
-                try:
-                    payload = None if message is None else frames.decode(bytes(message.body))
-                except CorruptRecordError as error:
-                    log.error(
-                        "%s: the message %d of %s/%d is left out: %s", self.connection.store.path, claim.queue_offset,
-                        claimed.topic, claimed.queue_id, error,
-                    )  # fmt: skip
-                    payload = None
-                if payload is None:
-                    gone.append(claim)  # it has expired, or is damaged
-                    continue
+        while claims := claimed.claim(count):
+            try:
+                found, gone, later = self._read(claimed, claims)
+                claimed.settle(gone)  # they have expired, or are damaged
+            except BaseException:
+                claimed.give_back(claims)
+                raise
+            claimed.give_back(later)
+            for payload, claim in found:
                 properties = payload["properties"]
                 properties["delivery_tag"] = tag = f"{claimed.queue_id}.{claim.queue_offset}.{next(_numbers)}"
                 if claim.redelivered:
                     payload["headers"]["redelivered"] = True
                     properties.setdefault("delivery_info", {})["redelivered"] = True
                 self._claims[tag] = claimed, claim
-                found.append(payload)
-            claimed.settle(gone)
-        except BaseException:
-            for payload in found:
-                self._claims.pop(payload["properties"]["delivery_tag"], None)
-            claimed.give_back(claims)
-            raise
-        return found
+            if found or later:
+                return [payload for payload, _ in found]
+        return []
 
-    def _messages(self, claimed: ClaimedQueue, claims: list[Claim]) -> list[Message | None]:
-        """The message of each claim, in one read for neighbours; None for one that nobody can read any more."""
-        store, at = self.connection.store, 0
-        found: list[Message | None] = []
-        while at < len(claims):
-            begin, end = claims[at].queue_offset, at + 1
-            while end < len(claims) and claims[end].queue_offset == begin + end - at:
-                end += 1
-            wanted = range(begin, begin + end - at)
-            known: dict[int, Message] = {}
-            offset = begin
-            while offset in wanted:
-                result = store.get(claimed.topic, claimed.queue_id, offset, wanted.stop - offset)
+    def _read(
+        self, claimed: ClaimedQueue, claims: list[Claim]
+    ) -> tuple[list[tuple[dict[str, Any], Claim]], list[Claim], list[Claim]]:
+        """The messages of claims, the claims whose messages nobody can read any more, and those whose messages cannot
+        be read now."""
+        known, passed = self._messages(claimed, [claim.queue_offset for claim in claims])
+        found: list[tuple[dict[str, Any], Claim]] = []
+        gone: list[Claim] = []
+        later: list[Claim] = []
+        for claim in claims:
+            message = known.get(claim.queue_offset)
+            if message is None:
+                (gone if claim.queue_offset in passed else later).append(claim)
+                continue
+            payload = self._decoded(message)
+            if payload is None:
+                gone.append(claim)
+            else:
+                found.append((payload, claim))
+        return found, gone, later
+
+    def _messages(self, claimed: ClaimedQueue, offsets: list[int]) -> tuple[dict[int, Message], set[int]]:
+        """The messages at queue offsets, in one read for neighbours; and the offsets that reads went past."""
+        known: dict[int, Message] = {}
+        passed: set[int] = set()
+        at = 0
+        while at < len(offsets):
+            begin = end = offsets[at]
+            while at < len(offsets) and offsets[at] == end:
+                at, end = at + 1, end + 1
+            offset, count = begin, end - begin
+            while offset < end:
+                try:
+                    result = self.connection.store.get(
+                        claimed.topic, claimed.queue_id, offset, min(count, end - offset)
+                    )
+                except CorruptRecordError as error:
+                    if count > 1:
+                        count = 1  # the others are read one by one
+                        continue
+                    log.error(
+                        "%s/%d: the message %d is left out: %s",
+                        claimed.topic,
+                        claimed.queue_id,
+                        offset,
+                        error,
+                    )
+                    passed.add(offset)
+                    offset += 1
+                    continue
                 known |= {message.queue_offset or 0: message for message in result.messages}
                 if result.next_offset <= offset:
                     break
+                passed.update(range(offset, min(result.next_offset, end)))
                 offset = result.next_offset
-            found += [known.get(one) for one in wanted]
-            at = end
-        return found
+        return known, passed
+
+    def _decoded(self, message: Message) -> dict[str, Any] | None:
+        """None for a message that no broker put: the log says so."""
+        try:
+            return frames.decode(bytes(message.body))
+        except CorruptRecordError as error:
+            log.error(
+                "%s/%s: the message %s is left out: %s",
+                message.topic,
+                message.queue_id,
+                message.queue_offset,
+                error,
+            )
+            return None
 
     def _passing(self, queue: str, begin: list[int], count: int) -> list[dict[str, Any]]:
         store = self.connection.store
@@ -317,9 +350,10 @@ class Channel(virtual.Channel):
                     PASSING_TOPIC, priority, at, count - len(found), tags=" || ".join(sorted(wanted))
                 )
                 for message in result.messages:
-                    payload = frames.decode(bytes(message.body))
-                    payload["properties"]["delivery_tag"] = uuid()
-                    found.append(payload)
+                    payload = self._decoded(message)
+                    if payload is not None:
+                        payload["properties"]["delivery_tag"] = uuid()
+                        found.append(payload)
                 if result.next_offset == at or result.status is GetStatus.NO_MATCHED_LOGIC_QUEUE:
                     break
                 positions[priority] = result.next_offset
@@ -572,7 +606,10 @@ class Transport(virtual.Transport):
                     break
                 for payload in channel.take(queue, room):
                     count += 1
-                    self._deliver(payload, queue)
+                    if queue in self._callbacks:
+                        self._deliver(payload, queue)
+                    else:  # an earlier one's callback cancelled the consumer
+                        channel.give_back([payload["properties"]["delivery_tag"]])
         now_s = monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S

@@ -199,6 +199,39 @@ def test_a_message_that_is_none_of_a_broker_is_left_out(connect, url, caplog):
     assert "is left out: this is no message of the broker" in caplog.text
 
 
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_damaged_message_is_left_out_and_stops_no_other(connect, url, caplog, dispatched):
+    connection = connect()
+    put(connection, *(f"message {number}" for number in range(5)))
+    if dispatched:
+        connection.transport.store.catch_up()
+    path = Path(url.removeprefix("cystore://"))
+    with open(path / "commitlog" / f"{0:020}", "r+b") as log:
+        data = log.read(1 << 16)
+        log.seek(data.index(b"message 2"))
+        log.write(b"damaged!!")
+    assert got(connection) == [f"message {number}" for number in (0, 1, 3, 4)]
+    assert ("is left out" if dispatched else "no records for queue offsets 2 to 2") in caplog.text
+    assert size(connection) == 0
+
+
+def test_a_consumer_that_is_cancelled_by_a_callback_keeps_no_message(connect):
+    put(connect(), 1, 2, 3)
+    connection = connect()
+    seen = []
+
+    def first(body, message):
+        seen.append(body)
+        message.ack()
+        consumer.cancel()
+
+    consumer = Consumer(connection, Queue("q"), callbacks=[first])
+    consumer.consume()
+    connection.drain_events(timeout=PATIENCE_S)
+    assert seen == [1]
+    assert got(connect()) == [2, 3]
+
+
 def test_everybody_who_listens_gets_what_is_said_to_all(connect):
     exchange = Exchange("news", type="fanout")
     heard: dict[str, list] = {"a": [], "b": []}
