@@ -323,7 +323,8 @@ _definition.ml_meth = <PyCFunction><void*>_put
 _definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
 _definition.ml_doc = (
     "put($self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None, "
-    "delay_level=0, busy_timeout_ms=None, expires_at_ms=None, deliver_at_ms=None, delay_ms=None, dedup_key=None)"
+    "delay_level=0, busy_timeout_ms=None, expires_at_ms=None, deliver_at_ms=None, delay_ms=None, dedup_key=None, "
+    "every_ms=None, missed='once', until_ms=None)"
     "\n--\n\n"
     "Appends one message; see MessageStore.put.")
 
