@@ -447,7 +447,10 @@ def test_a_writing_handle_may_follow_its_path(tmp_path):
     store.put("T", b"3", properties={"p": "v"})
     assert (store.followed, follows) == (1, [1])
     with open_small(path, read_only=True) as reader:
-        assert [bytes(m.body) for m in reader.get("T", 0, 0).messages] == [b"before", b"1", b"2", b"3"]
+        found: list[bytes] = []
+        while (result := reader.get("T", 0, len(found))).messages:  # a get may end where dispatch stands
+            found += (bytes(message.body) for message in result.messages)
+        assert found == [b"before", b"1", b"2", b"3"]
     moved_again = path.with_name("again")
     path.rename(moved_again)
     due(store)
