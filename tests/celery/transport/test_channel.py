@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 import cystore
 from cystore import MessageIllegalError
 from cystore.celery.stores import close_shared
-from cystore.celery.transport.transport import PASSING_TOPIC, topic_of
+from cystore.celery.transport.channel import PASSING_TOPIC, topic_of
 from cystore.consumers.claims import FOLDER
 from tests.celery.conftest import PATIENCE_S
 from tests.support.child import in_child

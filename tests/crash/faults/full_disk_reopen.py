@@ -32,7 +32,7 @@ SETTINGS_HERE = {
     "file_reserved_time_h": 0,
     "disk_space_warning_level_ratio": 100,
 }
-ENOUGH_BYTES = 512 * 1024  # of cleaned log: the store's reserved space and a step of the log
+ENOUGH_BYTES = 1024 * 1024  # of cleaned log: the store's reserved space and a step of the log
 QUEUE_BYTES = 8192  # more, for each queue that a deletion has to dispatch
 
 # `told`: topic, queue offset and physical offset of each acknowledged put.
