@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 from collections import OrderedDict
 from contextlib import suppress
@@ -44,7 +45,7 @@ class Transport(virtual.Transport):
         self._bell: Bell | None = None
         self._queues: OrderedDict[tuple[str, int], ClaimedQueue] = OrderedDict()
         self._look_at_s, self._turn = 0.0, 0
-        self._waits = False
+        self._waits, self._pid = False, os.getpid()
         self._full: list[Channel] = []  # they could take nothing at the last look
 
     def driver_version(self) -> str:
@@ -127,9 +128,11 @@ class Transport(virtual.Transport):
 
     def close_connection(self, connection: Any) -> None:
         super().close_connection(connection)
-        with suppress(StoreError):
-            for queue in self._queues.values():
-                queue.look()
+        # Another thread may have had a queue's lock when this process was forked.
+        if self._pid == os.getpid():
+            with suppress(StoreError):
+                for queue in self._queues.values():
+                    queue.look()
         self._leave()
 
     def _leave(self) -> None:
