@@ -4,7 +4,8 @@ A process that wants to do a duty gets a token, greater than every token before.
 block, says which process should do the duty. Each step shows the token again while it holds the duty's lock, which only
 one process has; so a process that was paused for longer than the lease is refused at its next step. After a kill inside
 a step the next process gets the lock, and the locks below it repair the step's work; a killed holder's lease ends by
-itself. The control block ends with the last process, and so does every old token.
+itself. A lease in the control block ends with its holder: it names the holder's slot, and the kernel says whether that
+process lives. The control block ends with the last process, and so does every old token.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["DUTIES", "Duties", "DutyRun", "Outcome"]
 
 MS_MAX = (1 << 31) - 1
 _TOKEN, _UNTIL, _BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS, _PID = range(len(DUTY_WORDS))
-_PID_BITS = 32
+_PID_BITS = 32  # the last word: the process (`Control.process`), and its process id
 _PID_MASK = (1 << _PID_BITS) - 1
 
 
@@ -54,10 +55,12 @@ class DutyRun(NamedTuple):
     pid: int = 0
 
 
-def _own_process() -> int:
-    """Process id and PID namespace in one word: an id means another process in another namespace."""
-    word = platform.pid_namespace() << _PID_BITS | os.getpid()
-    return word - (1 << 64) if word >> 63 else word
+class Lease(NamedTuple):
+    """A lease that a process has: how long it lasts without a renewal, in ms, and the process id of its holder (0: one
+    of another PID namespace)."""
+
+    left_ms: int
+    pid: int
 
 
 def _now_ms() -> int:
@@ -93,6 +96,25 @@ class Duties:
     def _set(self, duty: str, word: int, value: int) -> None:
         self._control.set_duty_word(_number(duty), word, value)
 
+    def _take(self, duty: str, token: int, ttl_ms: int) -> None:
+        """Notes this process as the holder first: after a kill in between the lease is no living process's."""
+        self._set(duty, _PID, self._own_process())
+        self._set(duty, _TOKEN, token)
+        self._set(duty, _UNTIL, _now_ms() + ttl_ms)
+
+    def _own_process(self) -> int:
+        word = self._control.process << _PID_BITS | os.getpid()
+        return word - (1 << 64) if word >> 63 else word
+
+    def _holder(self, duty: str) -> int:
+        return self._get(duty, _PID) >> _PID_BITS & _PID_MASK
+
+    def _pid(self, duty: str) -> int:
+        """The process id of the last holder, 0 if it means another process here."""
+        holder = self._holder(duty)
+        own = not holder or self._control.namespace_of(holder) == platform.pid_namespace()
+        return self._get(duty, _PID) & _PID_MASK if own else 0
+
     def highest_token(self, duty: str) -> int:
         """The highest token of all steps, and of all leases in the control block; 0 before the first."""
         return self._get(duty, _TOKEN)
@@ -100,16 +122,16 @@ class Duties:
     # ------------------------------------------------------------------------------- the lease in the control block
 
     def acquire(self, duty: str, ttl_ms: int) -> int | None:
-        """A token with a lease of `ttl_ms`, or None while another process has the lease."""
+        """A token with a lease of `ttl_ms`, or None while another process has the lease. A lease ends with its process,
+        which the kernel knows at once."""
         return undisturbed(partial(self._acquire, duty, _ms("ttl_ms", ttl_ms)))
 
     def _acquire(self, duty: str, ttl_ms: int) -> int | None:
         with self._control.held_if_free(_lock(duty)) as turn:
-            if not turn.held or self._get(duty, _UNTIL) > _now_ms():
+            if not turn.held or (self._left_ms(duty) and self._control.lives(self._holder(duty))):
                 return None
             token = self._get(duty, _TOKEN) + 1
-            self._set(duty, _TOKEN, token)
-            self._set(duty, _UNTIL, _now_ms() + ttl_ms)
+            self._take(duty, token, ttl_ms)
             return token
 
     def release(self, duty: str, token: int) -> None:
@@ -137,8 +159,7 @@ class Duties:
                 raise FencedError(
                     f"{duty}: token {token} is older than {newest}: another process does this duty now"
                 )
-            self._set(duty, _TOKEN, token)
-            self._set(duty, _UNTIL, _now_ms() + ttl_ms)
+            self._take(duty, token, ttl_ms)
 
         def busy(reason: str, *, path: str) -> StoreTimeoutError:
             return StoreTimeoutError(f"another process is inside a step of {duty}: {reason}", path=path)
@@ -147,7 +168,17 @@ class Duties:
 
     def lease_left_ms(self, duty: str) -> int:
         """How long the lease in the control block still lasts; 0 while no process has it."""
+        left_ms = self._left_ms(duty)
+        return left_ms if left_ms and self._control.lives(self._holder(duty)) else 0
+
+    def _left_ms(self, duty: str) -> int:
         return max(0, self._get(duty, _UNTIL) - _now_ms())
+
+    def lease(self, duty: str) -> Lease | None:
+        """The lease in the control block; None while no process has it. A reader cannot ask the kernel, and shows the
+        lease of a killed process until its time is over."""
+        left_ms = self.lease_left_ms(duty)
+        return Lease(left_ms, self._pid(duty)) if left_ms else None
 
     # ------------------------------------------------------------------------------------------- the last runs
 
@@ -160,7 +191,7 @@ class Duties:
             _TOOK: run.took_us,
             _DONE: run.done,
             _OUTCOME: int(run.outcome),
-            _PID: _own_process(),
+            _PID: self._own_process(),
         }
         for word, value in values.items():
             self._set(duty, word, value)
@@ -168,8 +199,7 @@ class Duties:
 
     def last(self, duty: str) -> DutyRun:
         """The last run of a duty."""
-        begun, took, done, outcome, runs, pid = (
-            self._get(duty, word) for word in (_BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS, _PID)
+        begun, took, done, outcome, runs = (
+            self._get(duty, word) for word in (_BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS)
         )
-        own = pid >> _PID_BITS == _own_process() >> _PID_BITS
-        return DutyRun(begun, took, done, Outcome(outcome), runs, pid & _PID_MASK if own else 0)
+        return DutyRun(begun, took, done, Outcome(outcome), runs, self._pid(duty))

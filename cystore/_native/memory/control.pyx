@@ -41,6 +41,17 @@ cdef extern from "wallclock.h" nogil:
     int CLOCK_BOOTTIME
     int64_t clock_read_ms(int which)
 
+cdef extern from *:
+    """
+    #include "lock_owner.h"
+    /* Whether another handle has the byte of a slot, or the kernel does not say. */
+    static int slot_is_taken(int fd, uint32_t slot) {
+        struct flock found;
+        return slot_byte(fd, CYSTORE_F_OFD_GETLK, F_WRLCK, slot, &found) != 0 || found.l_type != F_UNLCK;
+    }
+    """
+    bint slot_is_taken(int fd, uint32_t slot) nogil
+
 cdef uint32_t SLOTS_PER_STEP = 256
 
 # Values of the word `handover`; any other is the second of CLOCK_BOOTTIME at which the request ends.
@@ -250,6 +261,26 @@ cdef class Control(ControlFields):
                 found.append((load_u32(&entry.incarnation) << PROCESS_SLOT_BITS | slot, load_u32(&entry.pid),
                               load_u64(&entry.pid_namespace)))
         return found
+
+    def namespace_of(self, uint32_t process):
+        """The PID namespace of a process (see `process`), also of one that has ended; 0 if another one has its slot."""
+        self.checked()
+        cdef process_slot* entry = &self.me.slots[process % PROCESS_SLOTS]
+        return load_u64(&entry.pid_namespace) if load_u32(&entry.incarnation) == process >> PROCESS_SLOT_BITS else 0
+
+    def lives(self, uint32_t process):
+        """Whether a process (see `process`) still has the store open: the kernel knows who has its slot's byte. True
+        if this handle cannot ask: it has no slot itself."""
+        self.checked()
+        cdef process_slot* entry = &self.me.slots[process % PROCESS_SLOTS]
+        cdef int fd = self.me.fd
+        cdef bint taken
+        if fd < 0 or process == 0 or process == self.me.process:
+            return True
+        if load_u32(&entry.incarnation) != process >> PROCESS_SLOT_BITS or load_u32(&entry.pid) == 0:
+            return False
+        taken = slot_is_taken(fd, process % PROCESS_SLOTS)
+        return taken or self.me.fd != fd  # another thread may have closed the store meanwhile
 
     def follow(self):
         """From now on this block mirrors a block of another layout, to which this process cannot attach: no append or

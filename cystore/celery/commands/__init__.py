@@ -26,6 +26,7 @@ Every command but web takes --json, and --help shows examples."""
 _MODULES = (
     "cystore.celery.commands.create",
     "cystore.celery.commands.doctor",
+    "cystore.celery.commands.duties",
     "cystore.celery.commands.eta",
     "cystore.celery.commands.report",
     "cystore.celery.commands.schedules",

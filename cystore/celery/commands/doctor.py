@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from celery.exceptions import ImproperlyConfigured
 
 from cystore import StoreConfig
 from cystore.celery.commands.shared import app_store, command_options
-from cystore.celery.redis_urls import SCHEMES
+from cystore.celery.redis_urls import SCHEMES, redis_location_of
 from cystore.cli.host import doctor
 from cystore.cli.host.site import Site
+
+NO_REDIS = "the app has none, and needs none: leases of duties are in the store"
 
 
 @click.command("doctor", epilog=command_options.examples("doctor", "doctor --verify", "doctor --json"))
@@ -29,9 +32,14 @@ def command(ctx: click.Context, redis_url: str | None, reads_all: bool, as_json:
     if redis_url is None:
         broker = ctx.obj.app.conf.broker_read_url or ""
         redis_url = broker if isinstance(broker, str) and broker.partition("://")[0] in SCHEMES else ""
+    try:
+        alone = redis_location_of(ctx.obj.app) is None
+    except ImproperlyConfigured as error:
+        raise app_store.CommandError(str(error)) from error
     with app_store.as_command_errors():
         config = StoreConfig.from_mapping(location.settings)
-        site = Site(Path(location.path), config, redis_url=redis_url, reads_all=reads_all)
+        site = Site(Path(location.path), config, redis_url=redis_url, no_redis=NO_REDIS if alone else "",
+                    reads_all=reads_all)  # fmt: skip
         code = doctor.report(site, as_json=as_json)
     if code:
         ctx.exit(code)

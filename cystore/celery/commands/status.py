@@ -13,6 +13,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from cystore.celery import registry
 from cystore.celery.base import events, records
+from cystore.celery.commands import duties
 from cystore.celery.commands.shared import app_store, command_options
 from cystore.celery.duties import duty_runs
 from cystore.celery.lifecycle import recorder
@@ -32,7 +33,6 @@ from cystore.operate.positions import positions
 from cystore.operate.store_parts import attached
 from cystore.services.delay.delivery import nobody_delivers
 from cystore.services.duty_table import Duties
-from cystore.system import platform
 
 TOPICS = (records.RESULTS, records.GROUPS, records.CHORDS, events.EVENTS)
 
@@ -66,8 +66,7 @@ def _store_facts(ctx: click.Context) -> dict[str, Any]:
         return told
     with app_store.as_command_errors(), attached(path, app_store.settings_of(location)) as parts:
         at = positions(parts)
-        noted = Duties(parts.control)
-        runs = {name: noted.last(name) for name in duty_runs.ALL}
+        runs = duties.runs_of(Duties(parts.control))
     names = (
         "wrote",
         "flushed",
@@ -81,9 +80,7 @@ def _store_facts(ctx: click.Context) -> dict[str, Any]:
         **{name: at["positions"][name] for name in names},
         "delayed_overdue_ms": at["delayed_overdue_ms"],
         "topics": {topic: _count(at["queues"], topic) for topic in TOPICS},
-        "duties": {
-            name: {**run._asdict(), "outcome": run.outcome.name.lower()} for name, run in runs.items()
-        },
+        "duties": runs,
     }
 
 
@@ -120,23 +117,17 @@ def _show_store(told: dict[str, Any]) -> None:
     if not cleaned["runs"]:
         write_line("not cleaned since the first process opened the store")
     else:
-        at, by = time_text(cleaned["begun_ms"]), process_text(cleaned["pid"])
+        at, by = time_text(cleaned["begun_ms"]), duties.process_text(cleaned["pid"])
         write_line(f"cleaned last at {at} by {by}: {cleaned['outcome']}")
     write_table(
-        ("duty", "last run", "by process", "outcome", "runs"),
+        ("duty", "last run", "by process", "outcome", "runs", "now"),
         [
-            (name, time_text(run["begun_ms"]), run["pid"] or "elsewhere", run["outcome"], run["runs"])
+            (name, time_text(run["begun_ms"]), run["pid"] or "elsewhere", run["outcome"], run["runs"],
+             duties.holder_text(run["lease"]))
             for name, run in told["duties"].items()
             if run["runs"]
         ],
-    )
-
-
-def process_text(pid: int) -> str:
-    """A process for people: its id, and its command if it still runs."""
-    if pid == 0:
-        return "a process of another PID namespace"
-    return one_line(f"process {pid} ({platform.command_of(pid) or 'ended since'})")
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -152,7 +143,9 @@ def _fleet(ctx: click.Context) -> Fleet:
     try:
         coordination = duty_runs.coordination_for(ctx.obj.app)
         if coordination is None:
-            return Fleet(why_not="no Redis is configured (cystore_redis_url)")
+            return Fleet(
+                why_not="no Redis is configured (cystore_redis_url): leases of duties are in the store"
+            )
         return Fleet(coordination.call(registry.fleet))
     except (RedisAwayError, ImproperlyConfigured) as error:
         return Fleet(why_not=str(error))

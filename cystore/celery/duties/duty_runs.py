@@ -3,8 +3,8 @@
 The lease is in Redis if the app has one that answers, else in the store's control block. Both kinds of lease get a
 token above the highest one that the store knows, and each step tells the store its token. The store refuses a step
 whose token is lower than the highest one. So two workers never do a duty at once, whatever Redis says
-(`cystore.services.duty_table`). A kill leaves a lease that ends by itself, and an unfinished step, which the store's
-own locks repair.
+(`cystore.services.duty_table`). A kill leaves a lease, which in Redis ends by itself and in the store at once, and an
+unfinished step, which the store's own locks repair.
 """
 
 from __future__ import annotations

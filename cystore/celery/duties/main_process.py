@@ -8,8 +8,8 @@ appended it sleeps until a duty is due, at most `duties.QUIET_S`. While the stor
 
 A thread does it (a greenlet, if those are threads). It starts after the last fork of the boot steps, beat's included. A
 later fork, which replaces a pool process, waits for the end of the thread's turn. Otherwise the child would inherit the
-lock of the thread's running import, and wait for it for ever. A kill leaves leases and a heartbeat that expire by
-themselves.
+lock of the thread's running import, and wait for it for ever. A kill leaves leases and a heartbeat in Redis that expire
+by themselves.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class Keeper:
         self._asked: dict[str, str] = {}  # task ids by task name; single operations, so threads need no lock
         self._log = MinuteLog(store.path)
         self._woken, self._pause_s, self._goes_on = threading.Event(), LOOK_S, False
+        self._waits = False  # for a lease that another process has, and loses when it is killed
         self._listens = False  # the store's next append wakes this thread
 
     def introduction(self) -> str:
@@ -170,6 +171,7 @@ class Keeper:
             quiet = self._is_quiet()
             progress = self.run_once()
             self._goes_on = duty_runs.has_left_work(self._store)
+            quiet = quiet and not self._waits
             self._pause_s = duty_runs.quiet_s(self._store, LOOK_S) if quiet else LOOK_S
             return progress
 
@@ -197,10 +199,11 @@ class Keeper:
 
     def run_once(self) -> Progress:
         """One look."""
+        self._waits = False
         if not self._ticks:
             among = duty_runs.overdue_here(self._store, 1, self._began, {}, duty_runs.NEEDED)
             for name in among:
-                duty_runs.run(self._app, ALL[name], fleet=False)
+                self._waits |= duty_runs.run(self._app, ALL[name], fleet=False) is None
             return Progress(len(among))
         asked = {name: self._asked.pop(name) for name in list(self._asked)}
         watched_s = monotonic_s() - self._began
@@ -220,6 +223,7 @@ class Keeper:
         begun_s = monotonic_s()
         done = duty_runs.run(self._app, duty)
         if done is None:
+            self._waits = True
             return
         self._log.ran(duty.name, done)
         if self._events is not None:

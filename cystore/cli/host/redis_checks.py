@@ -13,7 +13,7 @@ from cystore.operate.output import size_text
 def reachable(site: Site) -> Iterator[Finding]:
     """Whether it answers, and can keep leases."""
     if not site.redis_url:
-        yield ok("not checked: --redis URL")
+        yield ok(site.no_redis)
         return
     try:
         import redis

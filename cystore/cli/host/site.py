@@ -18,7 +18,7 @@ from cystore.errors import StoreConfigError, StoreError
 from cystore.operate import facts
 from cystore.operate.positions import positions
 from cystore.operate.store_parts import looked_at
-from cystore.services.duty_table import DUTIES, Duties, DutyRun
+from cystore.services.duty_table import DUTIES, Duties, DutyRun, Lease
 from cystore.system import files
 
 Level = Literal["ok", "warn", "bad"]
@@ -62,6 +62,7 @@ class Content(NamedTuple):
     positions: dict[str, Any]  # as `cystore info` has them
     times: dict[str, int]  # as `cystore clock` has them
     runs: dict[str, DutyRun]
+    leases: dict[str, Lease]  # in the store
     undispatched_since_ms: int  # the first message that is not in its queue yet; 0: none
     unflushed_since_ms: int
 
@@ -70,9 +71,16 @@ class Site:
     """The facts for the checks. Each fact is looked up at its first use; an error of it is the finding of the check."""
 
     def __init__(
-        self, path: Path, config: StoreConfig, *, redis_url: str = "", reads_all: bool = False
+        self,
+        path: Path,
+        config: StoreConfig,
+        *,
+        redis_url: str = "",
+        no_redis: str = "",
+        reads_all: bool = False,
     ) -> None:
         self.path, self.given = path, config
+        self.no_redis = no_redis or "not checked: --redis URL"  # why there is no URL
         self.redis_url, self.reads_all = redis_url, reads_all
         self.redis: dict[str, Any] | None = None  # INFO, once the server has answered
         self.state: facts.State | None = None
@@ -152,6 +160,7 @@ def _content(parts: Attachment) -> Content:
         positions(parts),
         times(parts),
         {name: noted.last(name) for name in DUTIES},
+        {name: lease for name in DUTIES if (lease := noted.lease(name)) is not None},
         _time_at(parts, dispatched),
         _time_at(parts, flushed),
     )

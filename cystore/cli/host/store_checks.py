@@ -192,6 +192,9 @@ def duties(site: Site) -> Iterator[Finding]:
             yield ok(f"{text}; services of the attached processes do their own work")
         return
     now_ms = clock.now_ms()
+    for name, lease in found.leases.items():
+        who = f"process {lease.pid}" if lease.pid else "a process of another PID namespace"
+        yield ok(f"{who} has the lease of {name}, in the store")
     for name, run in runs.items():
         age_ms = max(now_ms - run.begun_ms, 0)
         where = f"process {run.pid}" if run.pid else "another PID namespace"

@@ -272,6 +272,8 @@ def test_closed_handle_refuses_everything(control):
         "more_queue_bytes": (),
         "wake_append": (),
         "processes": (),
+        "namespace_of": (0,),
+        "lives": (0,),
         "wake_committed": (),
         "commit": (),
         "wake_flush": (),

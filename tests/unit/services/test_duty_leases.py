@@ -9,7 +9,8 @@ import pytest
 
 import cystore
 from cystore import FencedError, StoreTimeoutError
-from cystore.layout import DUTIES
+from cystore.layout import DUTIES, DUTY_WORDS
+from cystore.layout.process_slot import PROCESS_SLOT_BITS
 from cystore.services.duty_table import DutyRun, Outcome
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS, open_small
@@ -135,3 +136,44 @@ def test_a_closed_store_and_a_reader_do_no_duties(store):
     store.close()
     with pytest.raises(cystore.StoreClosedError), duties.step(DUTY, 1, ttl_ms=1):
         pass
+
+
+def test_a_lease_ends_with_its_holder_and_not_with_a_holder_that_stands_still(store):
+    with other(store) as holder:
+        assert holder.do("duties.acquire(duty, 3_600_000)", duty=DUTY) == 1
+        assert store.duties.lease(DUTY).pid == holder.pid
+        holder.stop()
+        assert store.duties.acquire(DUTY, 60_000) is None, "it lives"
+        holder.kill()
+    assert store.duties.lease_left_ms(DUTY) == 0
+    assert store.duties.lease(DUTY) is None
+    assert store.duties.acquire(DUTY, 60_000) == 2
+    assert store.duties.lease(DUTY).pid == os.getpid()
+
+
+def test_the_step_of_a_holder_from_elsewhere_names_it_too(store):
+    """A lease of Redis: the control block knows who did the last step, and that it died."""
+    with other(store) as holder:
+        holder.do(STEP, duty=DUTY, token=5)
+        holder.do("held.__exit__(None, None, None)")
+        assert store.duties.acquire(DUTY, 60_000) is None
+        holder.kill()
+    assert store.duties.acquire(DUTY, 60_000) == 6
+
+
+def test_a_holder_whose_slot_another_process_has_is_dead(store):
+    with other(store) as holder:
+        assert holder.do("duties.acquire(duty, 3_600_000)", duty=DUTY) == 1
+        word = store._attached().control.duty_word(DUTIES.index(DUTY), DUTY_WORDS.index("pid"))
+        holder.kill()
+    later = word + (1 << 32 + PROCESS_SLOT_BITS)
+    assert not store._attached().control.lives(later >> 32), "its slot's next user is not there yet"
+    assert store._attached().control.namespace_of(later >> 32) == 0
+    assert store.duties.acquire(DUTY, 60_000) == 2
+
+
+def test_a_holder_that_closed_its_store_has_no_lease(store):
+    with other(store) as holder:
+        assert holder.do("duties.acquire(duty, 3_600_000)", duty=DUTY) == 1
+        holder.do("store.close()")
+        assert store.duties.acquire(DUTY, 60_000) == 2
