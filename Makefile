@@ -11,9 +11,9 @@ help: ## what there is
 build: ## the kernels in place, in .venv
 	$(SETUP) build
 
-run: ## the main job: a Celery fleet that works on one store
+run: ## the main job: a Celery fleet on one store, with no server; BROKER=redis has a Redis
 	$(SETUP) run
-	@$(VENV_PYTHON) -m celery_app
+	@$(VENV_PYTHON) -m celery_app $(if $(BROKER),--broker $(BROKER))
 
 quick: ## what a change most often breaks, in three minutes
 	$(SETUP) quick

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from celery_app.app import DEFAULT_STORE
 from celery_app.folder import FolderError, RunFolder
-from celery_app.job import JobError, run_job, verify_in_a_fresh_process
+from celery_app.job import BROKERS, JobError, run_job, verify_in_a_fresh_process
 from celery_app.report import report
 from celery_app.tell import say
 from celery_app.verify import verify
@@ -32,6 +32,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--files", metavar="N", type=int, help="only N files (default: all, some thousands)")
     parser.add_argument("--path", type=Path, default=DEFAULT_STORE.parent,
                         help="the directory of the run, made anew (default: run/ in the repository)")  # fmt: skip
+    parser.add_argument("--broker", choices=BROKERS, default=BROKERS[0],
+                        help="where tasks wait, and leases are: in the store, with no server, or in a Redis (default: "
+                        "%(default)s)")  # fmt: skip
     parser.add_argument("--verify", action="store_true",
                         help="run nothing: read the acknowledged results of the run in --path")  # fmt: skip
     options = parser.parse_args(arguments)
@@ -42,7 +45,7 @@ def main(arguments: list[str]) -> int:
             verdict = verify(RunFolder(options.path.resolve()))
             say(json.dumps(dataclasses.asdict(verdict)))
         else:
-            run = run_job(RunFolder.fresh(options.path), options.files)
+            run = run_job(RunFolder.fresh(options.path), options.files, options.broker)
             verdict = verify_in_a_fresh_process(run.folder)
             report(run, verdict)
     except (FolderError, JobError, RedisUnavailableError, StoreError, FileNotFoundError) as error:

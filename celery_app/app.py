@@ -1,4 +1,4 @@
-"""The app: broker on Redis, results in a store on this host, the store's duties in beat's schedule."""
+"""The app: broker and results in one store of this host, or the broker in Redis; the duties in beat's schedule."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from cystore.celery import install
 BROKER_VARIABLE, STORE_VARIABLE = "CYSTORE_APP_BROKER_URL", "CYSTORE_APP_STORE"
 DEFAULT_STORE = Path(__file__).resolve().parent.parent / "run" / "store"
 TASK_QUEUE = "celery_app"
-REDELIVER_AFTER_S = 5  # another worker gets a killed worker's unfinished tasks after this time
+# With Redis as the broker another worker gets a killed worker's unfinished tasks after this time; with the store as the
+# broker at once.
+REDELIVER_AFTER_S = 5
 
 
 def store_url(path: str | Path) -> str:
-    """The result backend on a store of this app. The owner of the clone could change the app as well as the store, so
-    refusing another user's clone would gain nothing."""
+    """The broker and the result backend in a store of this app. The owner of the clone could change the app as well as
+    the store, so refusing another user's clone would gain nothing."""
     return f"cystore://{quote(str(path))}?allow_any_owner=true"
 
 
+STORE_URL = store_url(os.environ.get(STORE_VARIABLE, DEFAULT_STORE))
 app = Celery("celery_app", include=["celery_app.tasks"])
 app.conf.update(
-    broker_url=os.environ.get(BROKER_VARIABLE, "redis://localhost:6379/0"),
-    result_backend=store_url(os.environ.get(STORE_VARIABLE, DEFAULT_STORE)),
+    broker_url=os.environ.get(BROKER_VARIABLE, STORE_URL),
+    result_backend=STORE_URL,
     task_default_queue=TASK_QUEUE,
     result_extended=True,  # name, arguments and worker with each result
     task_track_started=True,

@@ -1,4 +1,4 @@
-"""Takes the results of the main job as the store pushes them, and sends lost tasks again."""
+"""Takes the results of the main job as the store pushes them, and sends tasks again that a Redis lost."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from celery_app.fleet import Fleet
 from celery_app.tasks import index_file
 from celery_app.tell import bar, say
 from cystore.celery.base.duty_leases import redis_of
+from cystore.celery.redis_urls import redis_location_of
 
 QUIET_S = 2.0  # without a result; then lost messages are looked for
 UNACKED = "unacked"  # Celery's notes in Redis of the messages that workers have
@@ -59,6 +60,8 @@ class Collection:
             raise CollectError(f"{name} exited unexpectedly with exit code {code}: see its log")
         if time.monotonic() - self._last_s > QUIET_S:
             self._last_s = time.monotonic()
+            if redis_location_of(app) is None:
+                return  # the store loses no message
             redis = redis_of(app)
             if not redis.llen(TASK_QUEUE) and not redis.hlen(UNACKED):
                 self._send_again()

@@ -135,7 +135,7 @@ def _outcome(run: Run, verdict: Verdict, lives: dict[str, list[Transition]]) -> 
             f"        tasks that were sent again, because their messages were lost with the worker: {run.sent_again}"
         )
     say(
-        f"        beat's dispatch task built queues and index in {run.ticks} runs; "
+        f"        the dispatch duty built queues and index in {run.turns} runs, with leases {run.leases}; "
         f"the last {run.behind_bytes:,} bytes are left to the next reader"
     )
     say(

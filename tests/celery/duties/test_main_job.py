@@ -14,6 +14,7 @@ import pytest
 import cystore
 from celery_app import sources, tasks
 from celery_app.folder import FolderError, RunFolder
+from celery_app.job import BROKERS
 from cystore.celery.base import records
 from tests.celery.conftest import ROOT
 
@@ -32,10 +33,10 @@ def celery_app(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> tuple[RunFolder, subprocess.CompletedProcess[str]]:
+@pytest.fixture(scope="module", params=BROKERS)
+def run(request, tmp_path_factory) -> tuple[RunFolder, subprocess.CompletedProcess[str]]:
     folder = RunFolder((tmp_path_factory.mktemp("job") / "run").resolve())
-    return folder, celery_app("--files", str(FILES), "--path", str(folder.root))
+    return folder, celery_app("--files", str(FILES), "--path", str(folder.root), "--broker", request.param)
 
 
 def test_it_ends_well_and_shows_what_it_did(run):
@@ -48,7 +49,8 @@ def test_it_ends_well_and_shows_what_it_did(run):
     )
     for part in ("by id", "by name", "by time", "failed", "summary", "SyntaxError"):
         assert part in done.stdout
-    assert int(re.search(r"queues and index in (\d+) runs", done.stdout)[1]) > 0
+    leases = re.search(r"queues and index in \d+ runs, with leases in (the store|Redis)", done.stdout)[1]
+    assert ("no server" in done.stdout) == (leases == "the store")
     assert not (folder.store / "abort").exists()
 
 
@@ -94,6 +96,13 @@ def test_every_file_of_the_run_is_in_the_store(run):
     with cystore.open(folder.store, read_only=True) as store:
         ids = {message.keys[0] for message in store.scan() if message.topic == records.RESULTS}
     assert len(ids) == FILES
+
+
+def test_no_server_is_the_default(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    done = celery_app("--files", "12", "--path", str(folder.root))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "and no server: the store is the broker, too" in done.stdout
 
 
 def test_a_run_starts_afresh_but_removes_nothing_of_others(tmp_path):
