@@ -37,10 +37,11 @@ from cystore.celery import homes
 from cystore.celery.base import event_loop, greenlets, records
 from cystore.celery.base.identity import check_id, store_id_of
 from cystore.celery.base.store_watch import back_to_the_broker
-from cystore.celery.chords.chord_steps import Chords, is_part
+from cystore.celery.chords.chord_steps import Chords
 from cystore.celery.eta import keeping
 from cystore.celery.lifecycle import recorder
 from cystore.celery.lifecycle.redaction import Redaction
+from cystore.celery.results import settling
 from cystore.celery.results.consumer import ResultConsumer
 from cystore.celery.results.encoding import encode_meta, largest_bytes
 from cystore.celery.results.expiry import Expiry
@@ -360,11 +361,12 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             "properties": properties,
         }
         home = homes.given_home(self, request)
-        if part is None:
-            homes.put(self, home, [record])
-        else:
-            homes.put(self, home, [part, record], flush="sync")
-            self.chords.stored()
+        with settling.together(self, home, record):
+            if part is None:
+                homes.put(self, home, [record])
+            else:
+                homes.put(self, home, [part, record], flush="sync")
+                self.chords.stored()
 
     # ------------------------------------------------------------------------------- chords, and other homes
 
@@ -387,10 +389,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     def mark_as_done(self, task_id: str, result: Any, request: Any = None, *args: Any, **kwargs: Any) -> None:
         """A task succeeded."""
-        if not is_part(request):
-            super().mark_as_done(task_id, result, request, *args, **kwargs)
-            return
-        with self.chords.ending(request):
+        with settling.ending(request, states.SUCCESS), self.chords.ending(request):
             super().mark_as_done(task_id, result, request, *args, **kwargs)
 
     def mark_as_failure(
@@ -399,7 +398,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         """Stores the failure of a task, and of the tasks that wait for it."""
 
         def mark() -> None:
-            with homes.at(homes.home_of(self, request)), self.chords.ending(request):
+            ends = settling.ending(request, states.FAILURE)
+            with homes.at(homes.home_of(self, request)), self.chords.ending(request), ends:
                 super(CystoreBackend, self).mark_as_failure(task_id, exc, traceback, request, *args, **kwargs)
             recorder.skip_rest(self, task_id, request, exc)
 

@@ -35,6 +35,7 @@ from cystore.celery.base import greenlets, records
 from cystore.celery.base.events import EVENTS, RECEIVED, REDELIVERED, SENT, STARTED, Event
 from cystore.celery.base.identity import has_home, is_replica, known_home_of
 from cystore.celery.base.queues import declared
+from cystore.layout.record import LIGHT, SETTLES
 
 if TYPE_CHECKING:
     from cystore import MessageStore
@@ -326,7 +327,7 @@ def put(
         {
             **one,
             "body": base64.b64encode(one["body"]).decode(),
-            "properties": {**one.get("properties", {}), SENT_MS: sent_ms},
+            "properties": {**_sent(one.get("properties", {})), SENT_MS: sent_ms},
             "unique_key": f"{send_id}-{number}",
         }
         for number, one in enumerate(fields)
@@ -341,6 +342,11 @@ def put(
         add_to_parent=False,
         headers={HOME: home},
     )
+
+
+def _sent(properties: dict[str, str]) -> dict[str, str]:
+    """Only a record that stays in the store settles a message."""
+    return {name: value for name, value in properties.items() if name not in (SETTLES, LIGHT)}
 
 
 def safe_flush(store: MessageStore, flush: str | None) -> str | None:

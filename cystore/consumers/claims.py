@@ -8,12 +8,12 @@ The claims of a queue of a group are a file of ``claims``: the queue offset that
 place for each message below it that is not settled. It survives the kill of every process. A settled message is also a
 record in the log, in the topic ``%ACK%group``. After a power cut, in a copy of the store, and on a promoted slave the
 file is made again from these records and from the group's offset, which stands at the lowest message that is not
-settled.
+settled. Another record may settle a message, too (`cystore.consumers.settled`): its writer leaves a mark at the
+message's place before it appends, and whoever would free a place with a mark asks the log first.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import struct
@@ -23,37 +23,36 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore._native.record.message import Message
 from cystore._native.system.descriptor import ByteLock, Descriptor
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attachment import StoreHandle
 from cystore.clock import monotonic_s
 from cystore.consumers.groups import table_of
+from cystore.consumers.settled import Range, SettledLog
 from cystore.consumers.table import NO_OFFSET
 from cystore.errors import CorruptRecordError, StoreFormatError, StoreResourceError, StoreTimeoutError
-from cystore.results import GetStatus
 from cystore.system import files, platform
 from cystore.system.key_lock import PlaceLocks
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
 
-ACK_PREFIX = "%ACK%"
 FOLDER, OWNERS = "claims", "owners"
 OWNERS_MAX = 4096
-MAGIC, VERSION = b"CYCLAIM1", 1
+MAGIC, VERSION = b"CYCLAIM1", 2
 HEADER_BYTES, KEY_AT = 4096, 128
 # Magic, version, bytes of a place, inode, boot id.
 _HEADER = struct.Struct("<8sIIQ40s")
 # The first offset that was never claimed; the number of places; 1 if a hold keeps the messages.
 _STATE = struct.Struct("<qqq")
 _STATE_AT, _HELD_AT = 64, 64 + 16
-_PLACE = struct.Struct("<qQ")  # a queue offset, -1 for a place without one; its owner, or FREE
+# A queue offset, -1 for a place without one; its owner, or FREE; the mark: where in the log a record may begin that
+# settles it, or 0.
+_PLACE = struct.Struct("<qQq8x")  # no place is in two pages
+_PLACE_WORDS, _OWNER_AT, _MARK_AT = 4, 8, 16
 _WORD = struct.Struct("<q")
 NOBODY, FREE = -1, 0
 _LOCK_AT = 1 << 40
-_RANGE = struct.Struct("<qq")
 LOOK_S = 0.001
-SETTLED_AT_ONCE = 1024  # ranges in one record
 UNUSED_S = 60.0  # a hold costs a write of the manifest, so a queue that is in use keeps it
 
 
@@ -71,11 +70,6 @@ class Claim(NamedTuple):
     queue_offset: int
     place: int
     redelivered: bool
-
-
-def ack_topic(group: str) -> str:
-    """The topic of the records of settled messages."""
-    return ACK_PREFIX + group
 
 
 class Owner:
@@ -136,9 +130,8 @@ class ClaimedQueue:
     ) -> None:
         self._store, self._owner_of = store, owner
         self.group, self.topic, self.queue_id = group, topic, queue_id
-        self._key = f"{group}\0{topic}\0{queue_id}".encode()
-        folder = store._writable().root / FOLDER
-        self.path = folder / hashlib.sha256(self._key).hexdigest()[:32]
+        self._settled = SettledLog(store, group, topic, queue_id)
+        self.path = store._writable().root / FOLDER / self._settled.name
         self._hold = f"claims-{self.path.name}"
         self._lock, self._used_s = os_threads.RLock(), monotonic_s()
         self._boot_id = platform.identity()["boot_id"].encode("ascii")
@@ -175,21 +168,41 @@ class ClaimedQueue:
         A kill in between leaves the messages settled; a power cut that takes the record back gives them once more."""
         if not claims or not self._owner.is_here:
             return
+        ended: list[Range] = []  # but not those that another record has settled
         for claim in claims:  # nobody else changes a place of an owner that lives
-            if self._mine(claim):
-                self._write(HEADER_BYTES + claim.place * _PLACE.size, _PLACE.pack(NOBODY, FREE))
-            self._given.pop(claim.place, None)
+            if self._has(claim, self._owner.id):
+                self._empty(claim.place)
+                ended.append((claim.queue_offset, claim.queue_offset + 1))
+            self._forget(claim)
         failpoint("claims.emptied")
-        self._note([(claim.queue_offset, claim.queue_offset + 1) for claim in claims], flush)
+        self._settled.note(ended, flush)
 
     def give_back(self, claims: Sequence[Claim]) -> None:
         """Frees claims: their messages are the next ones that somebody claims, and count as delivered before."""
         if not self._owner.is_here:
             return
         for claim in claims:
-            if self._mine(claim):
-                self._write(HEADER_BYTES + claim.place * _PLACE.size + 8, _WORD.pack(FREE))
-            self._given.pop(claim.place, None)
+            if self._has(claim, self._owner.id):
+                self._free(claim.queue_offset, claim.place)
+            self._forget(claim)
+
+    def begin_settling(self, claim: Claim, owner: int) -> dict[str, str] | None:
+        """For any process that works for an owner, before it appends a record that also settles the claim: the
+        properties that the record needs. None: the owner does not have the message any more, or the store takes no such
+        record; then the owner settles.
+
+        A kill before the append leaves the claim as it was, one after it leaves the message settled."""
+        properties = self._settled.properties(claim.queue_offset)
+        if properties is None or not self._has(claim, owner):
+            return None
+        self._write(_at(claim.place) + _MARK_AT, _WORD.pack(max(self._store._attached().control.wrote, 1)))
+        failpoint("claims.marked")
+        return properties
+
+    def end_settling(self, claim: Claim, owner: int) -> None:
+        """After that append: the place is empty, and the owner's `settle` appends nothing more."""
+        failpoint("claims.settled_together")
+        undisturbed(partial(self._end_settling, claim, owner))
 
     def take_over(self) -> int:
         """Frees the claims of owners that do not live any more; returns their number."""
@@ -202,8 +215,7 @@ class ClaimedQueue:
             count = 0
             for place, (offset, owner) in enumerate(places):
                 if owner in dead and 0 <= offset < following:
-                    self._write(HEADER_BYTES + place * _PLACE.size + 8, _WORD.pack(FREE))
-                    count += 1
+                    count += self._free(offset, place)
             return count
 
     def ready(self) -> int:
@@ -222,7 +234,7 @@ class ClaimedQueue:
     def purge(self) -> int:
         """Settles all messages that nobody has; returns their number."""
         ranges = undisturbed(self._purge)
-        self._note(ranges, None)
+        self._settled.note(ranges, None)
         return sum(end - begin for begin, end in ranges)
 
     def look(self) -> None:
@@ -275,9 +287,9 @@ class ClaimedQueue:
         self._write(0, bytes(len(MAGIC)))  # from here on the file is none, until its header is complete
         room = HEADER_BYTES + max(len(free), 64) * _PLACE.size
         files.allocate(file.fd, 0, room, self.path)
-        self._write(HEADER_BYTES, b"".join(_PLACE.pack(offset, FREE) for offset in free))
+        self._write(HEADER_BYTES, b"".join(_PLACE.pack(offset, FREE, 0) for offset in free))
         self._write(_STATE_AT, _STATE.pack(following, len(free), 0))
-        self._write(KEY_AT, self._key)
+        self._write(KEY_AT, self._settled.key)
         failpoint("claims.filled")
         with files.translated(self.path):
             inode = os.fstat(file.fd).st_ino
@@ -294,41 +306,11 @@ class ClaimedQueue:
         settled: set[int] = set()
         following = low
         if begin is not None:
-            for begin_offset, end_offset in self._noted(begin):
+            for begin_offset, end_offset in self._settled.ranges(begin):
                 settled.update(range(max(begin_offset, low), end_offset))
                 following = max(following, end_offset)
         following = min(following, self._end())
         return following, [offset for offset in range(low, following) if offset not in settled]
-
-    def _noted(self, physical_offset: int) -> Iterable[tuple[int, int]]:
-        """The ranges of this queue that records behind a place of the log settle."""
-        topic, store = ack_topic(self.group), self._store
-        low, high = self._queue_range(topic)
-        while low < high:  # records of acks stand in the order of the log
-            middle = (low + high) // 2
-            found = store.get(topic, 0, middle, 1)
-            if found.messages and (found.messages[0].physical_offset or 0) < physical_offset:
-                low = middle + 1
-            else:
-                high = middle
-        at = low
-        while True:
-            found = store.get(topic, 0, at, 256, tags=self._tag())
-            for message in found.messages:
-                if message.tags == self._tag():
-                    yield from _RANGE.iter_unpack(bytes(message.body))
-            if found.status is GetStatus.OFFSET_TOO_SMALL or found.next_offset > at:
-                at = found.next_offset
-                continue
-            return
-
-    def _tag(self) -> str:
-        return f"{self.topic}/{self.queue_id}"
-
-    def _queue_range(self, topic: str) -> tuple[int, int]:
-        parts = self._store._attached()
-        slot = parts.control.find_queue(topic, 0)
-        return (0, 0) if slot < 0 else (parts.control.queue_minimum(slot), parts.reader.shown_end(slot))
 
     def _taken(self) -> ByteLock:
         until_s = monotonic_s() + self._store.settings.sync_flush_timeout_ms / 1000
@@ -357,8 +339,8 @@ class ClaimedQueue:
             following, count, _ = _STATE.unpack(os.pread(self._file.fd, _STATE.size, _STATE_AT))
             data = os.pread(self._file.fd, count * _PLACE.size, HEADER_BYTES)
         words = array("Q", data[: len(data) // _PLACE.size * _PLACE.size])
-        offsets = array("q", words[::2].tobytes())
-        return following, list(zip(offsets, words[1::2], strict=True))
+        offsets = array("q", words[::_PLACE_WORDS].tobytes())
+        return following, list(zip(offsets, words[1::_PLACE_WORDS], strict=True))
 
     def _end(self) -> int:
         parts = self._store._attached()
@@ -402,18 +384,39 @@ class ClaimedQueue:
         if count_after > len(places):
             files.allocate(self._file.fd, 0, HEADER_BYTES + count_after * _PLACE.size, self.path)
         for claim in found:
-            self._write(
-                HEADER_BYTES + claim.place * _PLACE.size, _PLACE.pack(claim.queue_offset, self._owner.id)
-            )
+            self._write(_at(claim.place), _PLACE.pack(claim.queue_offset, self._owner.id, 0))
         failpoint("claims.placed")
         if new > begin:
             self._write(_STATE_AT, _STATE.pack(new, count_after, 0)[:16])
         return found
 
-    def _mine(self, claim: Claim) -> bool:
+    def _has(self, claim: Claim, owner: int) -> bool:
         with files.translated(self.path):
-            data = os.pread(self._file.fd, _PLACE.size, HEADER_BYTES + claim.place * _PLACE.size)
-        return len(data) == _PLACE.size and _PLACE.unpack(data) == (claim.queue_offset, self._owner.id)
+            data = os.pread(self._file.fd, _MARK_AT, _at(claim.place))
+        return data == _PLACE.pack(claim.queue_offset, owner, 0)[:_MARK_AT]
+
+    def _free(self, queue_offset: int, place: int) -> bool:
+        """Frees a place, or empties it if the log says that the message is settled."""
+        with files.translated(self.path):
+            (mark,) = _WORD.unpack(os.pread(self._file.fd, _WORD.size, _at(place) + _MARK_AT))
+        if mark and self._settled.is_settled_since(queue_offset, mark):
+            self._empty(place)
+            return False
+        self._write(_at(place) + _OWNER_AT, _WORD.pack(FREE))
+        return True
+
+    def _empty(self, place: int) -> None:
+        self._write(_at(place), _PLACE.pack(NOBODY, FREE, 0))
+
+    def _forget(self, claim: Claim) -> None:
+        """The place may have another claim of this owner already."""
+        if self._given.get(claim.place) == claim.queue_offset:
+            del self._given[claim.place]
+
+    def _end_settling(self, claim: Claim, owner: int) -> None:
+        with self._lock, self._taken():  # the owner may be dead meanwhile, and the message another one's
+            if self._has(claim, owner):
+                self._empty(claim.place)
 
     def _purge(self) -> list[tuple[int, int]]:
         end = self._end()
@@ -422,26 +425,13 @@ class ClaimedQueue:
             ranges = []
             for place, (offset, owner) in enumerate(places):
                 if owner == FREE and 0 <= offset < following:
-                    self._write(HEADER_BYTES + place * _PLACE.size, _PLACE.pack(NOBODY, FREE))
+                    self._empty(place)
                     ranges.append((offset, offset + 1))
             begin = max(following, self._minimum())
             if end > begin:
                 self._write(_STATE_AT, _WORD.pack(end))
                 ranges.append((begin, end))
             return ranges
-
-    def _note(self, ranges: Sequence[tuple[int, int]], flush: str | None) -> None:
-        messages = [
-            Message(
-                topic=ack_topic(self.group),
-                body=b"".join(_RANGE.pack(*one) for one in ranges[at : at + SETTLED_AT_ONCE]),
-                tags=self._tag(),
-                queue_id=0,
-            )
-            for at in range(0, len(ranges), SETTLED_AT_ONCE)
-        ]
-        if messages:
-            self._store.put_many(messages, flush=flush)
 
     def _first_from(self, queue_offset: int) -> int | None:
         """The place in the log of the first message from an offset on that can be read: others have expired, or are
@@ -484,3 +474,8 @@ class ClaimedQueue:
             if held != segment:
                 parts.cleaner.holds.set(self._hold, begin, None)
                 self._write(_HELD_AT, _WORD.pack(segment))
+
+
+def _at(place: int) -> int:
+    """Where a place begins in the file."""
+    return HEADER_BYTES + place * _PLACE.size

@@ -69,6 +69,8 @@ PROPERTIES = {
     "DELAY_DUE": "due time of a delayed message that was put with one or carried forward, ms",
     "EXPIRES_AT_MS": "time from which on reads leave the message out, ms",
 }
+# A record with these properties also settles a claimed message: its queue offset, and the light queue of such records.
+SETTLES, LIGHT = "SETTLES", "INNER_MULTI_DISPATCH"
 
 CONSTANTS: Constants = {
     "RECORD_MAGIC_ROCKETMQ": (RECORD_MAGIC_ROCKETMQ, "record of RocketMQ 4.9.3 (MESSAGE_MAGIC_CODE)"),

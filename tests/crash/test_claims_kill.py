@@ -1,27 +1,38 @@
 """Goal: owners of claims may be killed anywhere: each message is settled, and none that was settled comes again.
 Method: several processes that claim and settle messages of one queue; some are killed, at random or at a place; one
-note, outside of the store, of each settled message. Then the file of claims goes, and the log alone says what is
-settled."""
+note, outside of the store, of each settled message. Every other message is settled by a record that says something
+else, too, as the result of a task does: such a record is there once. Then the file of claims goes, and the log alone
+says what is settled."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import signal
+from collections import Counter
 
 import pytest
 
 import cystore
 from cystore.clock import monotonic_s
 from cystore.consumers.claims import FOLDER, ClaimedQueue, Owner
+from cystore.layout.record import SETTLES
 from tests.crash.episodes import armed
 from tests.support.aftermath import after_kills
 from tests.support.process import Process
 from tests.support.processes.places import in_sources
-from tests.support.small_stores import SETTINGS
+from tests.support.small_stores import SETTINGS as SMALL
 
+SETTINGS = {**SMALL, "enable_lmq": True, "enable_multi_dispatch": True}
 MESSAGES, TIME_S = 300, 90
-PLACES = {"claims.filled": 1, "claims.placed": 60, "claims.emptied": 200}  # the most hits before the kill
+# The most hits before the kill.
+PLACES = {
+    "claims.filled": 1,
+    "claims.placed": 60,
+    "claims.emptied": 200,
+    "claims.marked": 100,
+    "claims.settled_together": 100,
+}
 WORK = """
 import cystore, os
 from cystore.consumers.claims import ClaimedQueue, Owner
@@ -34,6 +45,9 @@ while True:
     if not claims and not queue.take_over():
         break
     for claim in claims:
+        if claim.queue_offset % 2:
+            store.put("results", b"", properties=queue.begin_settling(claim, owner.id))
+            queue.end_settling(claim, owner.id)
         queue.settle([claim])
         os.write(out, f"{claim.queue_offset}\\n".encode())
 owner.close()
@@ -58,6 +72,9 @@ def check(path, log) -> None:
     """Nothing is left, with the file of claims and without it; and no message was settled twice."""
     settled = notes(log)
     assert len(settled) == len(set(settled))
+    with cystore.open(path, **SETTINGS) as store:
+        ended = Counter(int(one.properties[SETTLES]) for one in store.scan() if one.topic == "results")
+    assert ended == dict.fromkeys(range(1, MESSAGES, 2), 1)
     for lost in (False, True):
         with cystore.open(path, **SETTINGS) as store:
             if lost:

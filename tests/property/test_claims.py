@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 import cystore
 from cystore.consumers.claims import FOLDER, ClaimedQueue, Owner
 from tests.property.test_store import scratch
-from tests.support.small_stores import SETTINGS
+from tests.support.small_stores import SETTINGS as SMALL
 
 OWNERS = 3
-WHAT = ["put", "put", "claim", "claim", "settle", "give_back", "end", "purge", "lose", "look", "reopen"]
+WHAT = ["put", "put", "claim", "claim", "settle", "together", "killed", "give_back", "end", "purge", "lose", "look",
+        "reopen"]  # fmt: skip
+SETTINGS = {**SMALL, "enable_lmq": True, "enable_multi_dispatch": True}
 
 
 class Model:
@@ -56,6 +58,27 @@ class Model:
         self.queues[who].settle(some)
         for claim in some:
             del self.had[who][claim.queue_offset]
+
+    def together(self, who: int, count: int) -> None:
+        """As the process of a task settles its message with the result; then the worker settles it."""
+        other, owner = self.queues[(who + 1) % OWNERS], self.owners[who].id
+        for claim in list(self.had[who].values())[:count]:
+            self.store.put("R", b"", properties=other.begin_settling(claim, owner))
+            other.end_settling(claim, owner)
+            assert other.begin_settling(claim, owner) is None
+        self.settle(who, count)
+
+    def killed(self, who: int, count: int) -> None:
+        """As such a process is killed before its append, or behind it: then nobody gets the message again."""
+        claims = list(self.had[who].values())[:count]
+        for claim in claims[1:]:
+            properties = self.queues[who].begin_settling(claim, self.owners[who].id)
+            self.store.put("R", b"", properties=properties)
+            del self.had[who][claim.queue_offset]
+        if claims:
+            assert self.queues[who].begin_settling(claims[0], self.owners[who].id)
+        self.queues[who].give_back(claims)
+        self._return(who, claims[:1])
 
     def give_back(self, who: int, count: int) -> None:
         some = list(self.had[who].values())[:count]
@@ -129,7 +152,7 @@ def test_claims_follow_the_list(data):
             what, who = data.draw(st.sampled_from(WHAT)), data.draw(st.integers(0, OWNERS - 1))
             if what == "put":
                 model.put()
-            elif what in ("claim", "settle", "give_back"):
+            elif what in ("claim", "settle", "together", "killed", "give_back"):
                 getattr(model, what)(who, data.draw(st.integers(1, 5)))
             elif what in ("end", "purge"):
                 getattr(model, what)(who)

@@ -41,6 +41,7 @@ LATE = "late"
 SUCCEEDED, ENDED = "%SUCCESS", "%END"
 NAMED_QUEUES = 1023
 FIRST_LOOK = 32  # records of one id; nearly all have two
+CLAIM = "cystore_claim"  # property of a message that a worker got from the broker in a store: who has it, and where
 SENT_MS = "sent_ms"  # property of a record from the broker: its time by the sender's clock
 # A record in a message: each field, its type, and the properties that it may have. A new property needs workers that
 # know it at home first.

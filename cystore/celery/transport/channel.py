@@ -20,6 +20,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from cystore import CorruptRecordError, GetStatus, Message, MessageIllegalError, StoreError
+from cystore.celery.base.records import CLAIM
 from cystore.celery.transport import frames
 from cystore.celery.transport.bell import KEY
 from cystore.clock import now_ms
@@ -245,6 +246,7 @@ class Channel(virtual.Channel):
                     payload["headers"]["redelivered"] = True
                     properties.setdefault("delivery_info", {})["redelivered"] = True
                 self._claims[tag] = claimed, claim
+                properties[CLAIM] = self.connection.held(claimed, claim)
             if found or later:
                 return [payload for payload, _ in found]
         return []

@@ -16,7 +16,7 @@ from cystore.celery.stores import Location, open_shared, opened_at
 from cystore.celery.transport.bell import Bell
 from cystore.celery.transport.channel import Channel, topic_of
 from cystore.celery.transport.directory import Directory
-from cystore.consumers.claims import ClaimedQueue, Owner
+from cystore.consumers.claims import Claim, ClaimedQueue, Owner
 
 ALIAS = "cystore"
 GROUP = "celery"
@@ -109,6 +109,12 @@ class Transport(virtual.Transport):
                 self.store, lambda: self.owner, GROUP, topic, priority
             )
         return found
+
+    def held(self, claimed: ClaimedQueue, claim: Claim) -> tuple[Any, ...]:
+        """Who has a message: for the process that runs its task (`results.settling`)."""
+        return (
+            str(self.store.path), claimed.group, claimed.topic, claimed.queue_id, claim, self.owner.id
+        )  # fmt: skip
 
     def kept(self, queue: str, priority: int) -> None:
         """After a put: no clean removes the message before somebody takes it."""

@@ -6,11 +6,12 @@ from __future__ import annotations
 import threading
 
 import pytest
-from celery import chord
+from celery import chord, states
 
 from cystore.celery.base import events
 from cystore.celery.eta import keeping
 from tests.celery.conftest import PATIENCE_S, Fleet, wait_until
+from tests.crash.episodes import armed
 from tests.support.celery import work
 
 
@@ -21,6 +22,15 @@ def fleet(tmp_path):
         yield fleet
     finally:
         fleet.stop()
+
+
+def ends_of(fleet, results) -> list[list[str]]:
+    """The last states of each task, oldest first: one, unless it ran again after it was finished."""
+    backend = fleet.backend
+    return [
+        [one.tags for one in backend.all_states(result.id) if one.tags in states.READY_STATES]
+        for result in results
+    ]
 
 
 def test_a_fleet_without_a_server(fleet):
@@ -77,5 +87,21 @@ def test_no_kill_loses_a_task_or_runs_an_acknowledged_one_again(fleet, tmp_path,
         assert len(result.get(timeout=PATIENCE_S)) == 1
     runs = [(tmp_path / f"runs{number}").read_text().count("ran") for number in range(len(results))]
     assert min(runs) == 1
+    assert ends_of(fleet, results) == [[states.SUCCESS]] * len(results), "no finished task ran again"
     again = sum(runs) - len(runs)
     assert again <= 2 * kills, "only what its two children had begun, when a worker was killed, runs again"
+
+
+@pytest.mark.parametrize("place", ["claims.marked", "claims.settled_together"])
+def test_a_pool_process_is_killed_beside_the_result(fleet, tmp_path, build_environment, place):
+    """Before the result is stored the task runs again; behind it, never."""
+    each = 3  # every process is killed at its third task
+    worker = fleet.start("--concurrency=1", **armed(build_environment("failpoints"), place, each))
+    text_of = fleet.task(work.text_of)
+    results = [text_of.delay(1, str(tmp_path / f"runs{number}")) for number in range(3 * each)]
+    for result in results:
+        assert result.get(timeout=PATIENCE_S) == "x"
+    assert "exited prematurely" in worker.log.read_text()
+    runs = [(tmp_path / f"runs{number}").read_text().count("ran") for number in range(len(results))]
+    assert (sum(runs) > len(runs)) is (place == "claims.marked")
+    assert ends_of(fleet, results) == [[states.SUCCESS]] * len(results)
