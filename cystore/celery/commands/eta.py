@@ -120,7 +120,8 @@ def cancel(ctx: click.Context, task_ids: tuple[str, ...]) -> None:
 @click.pass_context
 def fire(ctx: click.Context, task_ids: tuple[str, ...]) -> None:
     """Make tasks due now; a worker sends them to the broker within a second."""
-    _change(ctx, task_ids, "is due now", waiting.fire)
+    app = ctx.obj.app
+    _change(ctx, task_ids, "is due now", lambda store, task_id: waiting.fire(app, store, task_id))
 
 
 @command.command("move", epilog=command_options.examples("eta move 4b5c2a8e-0d52-4b0e-9d0a-0e7d3f5a9c11 2h"))
@@ -129,9 +130,10 @@ def fire(ctx: click.Context, task_ids: tuple[str, ...]) -> None:
 @click.pass_context
 def move(ctx: click.Context, task_id: str, when: int) -> None:
     """Give a task another due time: 2027-01-01T09:00+01:00, or 2h from now."""
+    app = ctx.obj.app
     _change(
         ctx,
         (task_id,),
         f"is due at {task_display.at(when)}",
-        lambda store, one: waiting.move(store, one, when),
+        lambda store, one: waiting.move(app, store, one, when),
     )

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
@@ -123,14 +124,20 @@ def last_of(store: MessageStore, task_id: str) -> WaitingTask | None:
     return None
 
 
-def move(store: MessageStore, task_id: str, due_ms: int) -> bool:
-    """Gives a waiting task another due time, ms since 1970; False if it does not wait here."""
-    return store.reschedule(TOPIC, records.key_of(task_id), due_ms)
+def move(app: Celery, store: MessageStore, task_id: str, due_ms: int) -> bool:
+    """Gives a waiting task another due time, ms since 1970, and enters it into the lifecycle log; False if it does not
+    wait here."""
+    task = last_of(store, task_id)
+    if not store.reschedule(TOPIC, records.key_of(task_id), due_ms):
+        return False
+    if task is not None:
+        note(app, events.SCHEDULED, task, eta=datetime.fromtimestamp(due_ms / 1000, UTC).isoformat())
+    return True
 
 
-def fire(store: MessageStore, task_id: str) -> bool:
+def fire(app: Celery, store: MessageStore, task_id: str) -> bool:
     """Makes a waiting task due at once; False if it does not wait here."""
-    return move(store, task_id, now_ms())
+    return move(app, store, task_id, now_ms())
 
 
 def tell_cancelled(app: Celery, task: WaitingTask) -> None:
@@ -202,10 +209,10 @@ def note(app: Celery, event: str, task: WaitingTask, **details: Any) -> None:
     if life is None:
         return
     try:
-        life.append(
-            event, task.task_id, task.name, headers.get("root_id"), headers.get("group"),
-            parent_id=headers.get("parent_id"), eta=headers.get("eta"), retries=headers.get("retries") or None,
-            queue=task.message.routing_key, exchange=task.message.exchange, **details,
-        )  # fmt: skip
+        facts = {
+            "parent_id": headers.get("parent_id"), "eta": headers.get("eta"), "retries": headers.get("retries") or None,
+            "queue": task.message.routing_key, "exchange": task.message.exchange, **details,
+        }  # fmt: skip
+        life.append(event, task.task_id, task.name, headers.get("root_id"), headers.get("group"), **facts)
     except Exception as error:  # noqa: BLE001 - the log is a witness only
         life.trouble(error)

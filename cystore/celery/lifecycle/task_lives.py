@@ -176,6 +176,10 @@ class Life:
             self.started_ms, self.begun_at = time_ms, place_of(event)
         elif kind in (events.RECEIVED, events.REDELIVERED):
             self.received_ms = time_ms
+        elif kind == events.SCHEDULED:
+            self.due_ms = moment_ms(text_of(details, "eta")) or self.due_ms  # the newest: it may have been moved
+        elif kind == events.FIRED:
+            self.due_ms = None if self.due_ms is None else min(self.due_ms, time_ms)  # perhaps before its ETA
         else:
             self.is_over = True  # its message went back
         self.stage, self.stage_ms, self.stage_at = kind, time_ms, event.physical_offset

@@ -59,7 +59,7 @@ def act(app: Celery, source: Source, life: Life | None, task_id: str, action: st
         reruns.send(app, rerun)
         return {"new_id": rerun.task_id, "notes": rerun.notes}
     if action == FIRE:
-        if not waiting.fire(_apps_store(app), task_id):
+        if not waiting.fire(app, _apps_store(app), task_id):
             raise ActionError(f"{task_id} does not wait for its ETA in the store of the app")
         return {}
     if waits(source, task_id) and waiting.cancel_all(app, _apps_store(app), [task_id]):

@@ -49,7 +49,7 @@ def deliver(app: Celery) -> None:
     """Makes everything due, and delivers it."""
     store = app.backend.store
     for task_id in due_ids(app):
-        waiting.fire(store, task_id)
+        waiting.fire(app, store, task_id)
     wait_until(lambda: (store.deliver(), not due_ids(app))[1], "all messages are due")
 
 

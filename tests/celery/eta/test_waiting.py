@@ -14,12 +14,12 @@ from celery import Celery, chain, chord, group, states
 from celery.exceptions import ImproperlyConfigured, TaskRevokedError
 from celery.utils import uuid
 
-from cystore.celery import install
+from cystore.celery import history, install
 from cystore.celery.base import events
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.queues import queue_of_store
 from cystore.celery.eta import keeping, remote, sending, waiting
-from cystore.celery.lifecycle import recorder
+from cystore.celery.lifecycle import recorder, task_lives
 from cystore.celery.stores import close_shared
 from cystore.clock import now_ms
 from cystore.layout import SCHEDULE_TOPIC
@@ -88,7 +88,7 @@ def test_a_worker_that_is_killed_while_tasks_wait_loses_none(eta_fleet, tmp_path
     results = [send((1, str(runs)), countdown=LATER_S) for _ in range(10)]
     first.kill()
     eta_fleet.start("--concurrency=2")
-    assert all(waiting.fire(eta_fleet.backend.store, result.id) for result in results)
+    assert all(waiting.fire(eta_fleet.app, eta_fleet.backend.store, result.id) for result in results)
     assert [len(result.get(timeout=PATIENCE_S)) for result in results] == [1] * 10
     assert runs.read_text() == "ran\n" * 10
 
@@ -196,7 +196,7 @@ def fire_all(app: Celery) -> None:
     """Makes everything due, and sends it."""
     store = app.backend.store
     for task in list(waiting.waiting(store)):
-        assert waiting.fire(store, task.task_id)
+        assert waiting.fire(app, store, task.task_id)
     wait_until(lambda: store.deliver() or sending.is_due(store), "the messages are due")
     while sending.send_due(app, store)[0]:
         pass
@@ -290,10 +290,10 @@ def test_what_the_broker_always_refuses_ends_as_a_failure_and_stops_nothing(app)
     bad = app.tasks["add"].apply_async((1, 1), countdown=LATER_S)
     good = app.tasks["add"].apply_async((1, 1), countdown=LATER_S + 1)
     store = app.backend.store
-    waiting.fire(store, bad.id)
+    waiting.fire(app, store, bad.id)
     record = store.query(SCHEDULE_TOPIC, bad.id)[0]
     fields = json.loads(bytes(record.body))
-    assert waiting.move(store, bad.id, now_ms() + LATER_S * 1000)
+    assert waiting.move(app, store, bad.id, now_ms() + LATER_S * 1000)
     fields["message"]["compression"] = "no such compression"
     store.cancel(waiting.TOPIC, bad.id)
     store.put(waiting.TOPIC, json.dumps(fields).encode(), keys=(bad.id,), deliver_at_ms=now_ms() + 1000)
@@ -362,6 +362,10 @@ def test_the_command_lists_moves_fires_and_withdraws(run, rows, url):
     assert "does not wait" in run("eta", "cancel", never.id, code=1).stdout
     run("eta", "move", late.id, "10m")
     assert [row["task_id"] for row in rows("eta")] == [late.id, soon.id]
+    told_moves = history.events(app.backend.store, task_id=late.id, states=(events.SCHEDULED,))
+    assert len(list(told_moves)) == 2  # when it was sent, and when it was moved
+    life = task_lives.life_of(app.backend.store, late.id)
+    assert life is not None and life.due_ms == rows("eta")[0]["due_ms"]
     run("eta", "fire", soon.id)
     assert rows("eta")[0]["task_id"] == soon.id
     assert "no time zone" in run("eta", "move", late.id, "2099-01-01T00:00", code=2).output
