@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
+from cystore._native.filters.program import FilterProgram
 from cystore._native.memory.control import CONFIRMED
 from cystore._native.record.message import Message
 from cystore.attachment.attach import Attachment
@@ -79,20 +80,25 @@ def follow(store: Any, attached: Callable[[], Attachment], view: View) -> None:
         setattr(store, name, followed(attached, view, getattr(store, name), method))
 
 
-def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None) -> Iterator[Message]:
+def scan(
+    attached: Callable[[], Attachment],
+    begin: int | None,
+    end: int | None,
+    texts: FilterProgram | None = None,
+) -> Iterator[Message]:
     """`CommitLog.scan` of the newest parts, which steps over segments that are cleaned meanwhile. For a private view, a
     scan that follows the parts."""
     parts = attached()
     if parts.ground is None:
         if parts.control.confirming and parts.reader.read_end == CONFIRMED:
             end = parts.reader.log_end if end is None else min(check_offset(end), parts.reader.log_end)
-        return parts.commit_log.scan(begin, end, over_cleaned=True)
+        return parts.commit_log.scan(begin, end, over_cleaned=True, texts=texts)
     first, last = (None if at is None else check_offset(at) for at in (begin, end))
-    return _followed_scan(attached, first, last)
+    return _followed_scan(attached, first, last, texts)
 
 
 def _followed_scan(
-    attached: Callable[[], Attachment], begin: int | None, end: int | None
+    attached: Callable[[], Attachment], begin: int | None, end: int | None, texts: FilterProgram | None
 ) -> Iterator[Message]:
     """`CommitLog.scan` that continues with the newest parts if the old ones fail. Only the cleaner changes the log
     below the end."""
@@ -106,7 +112,7 @@ def _followed_scan(
             tell_cleaned(parts.commit_log, at, minimum)
             at = minimum
         try:
-            for message in parts.commit_log.scan(at, until, over_cleaned=True):
+            for message in parts.commit_log.scan(at, until, over_cleaned=True, texts=texts):
                 at = (message.physical_offset or 0) + (message.size_bytes or 0)
                 yield message
         except StoreError:

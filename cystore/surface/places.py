@@ -17,6 +17,7 @@ from cystore.engine.inspect.message_id import MessageId, read_by_id
 from cystore.engine.inspect.queue_offset import queue_offset_in
 from cystore.engine.inspect.stats import QueueRange
 from cystore.engine.log.ages import Ages
+from cystore.filters.contains import Contains
 from cystore.filters.given_filter import Filter, predicate
 from cystore.surface.whole import WholeLog
 
@@ -56,8 +57,11 @@ class StorePlaces(StoreHandle):
         self, begin: int | None = None, end: int | None = None, *, filter: Filter | None = None
     ) -> Iterator[Message]:
         """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over.
-        Records that are cleaned meanwhile are left out, with a warning in the log. `filter` as for `get`. Raises
-        OffsetError if `begin` is below the log's minimum, CorruptRecordError, FilterError."""
+        Records that are cleaned meanwhile are left out, with a warning in the log. `filter` as for `get`; of records
+        without the texts of a `Contains` the checksums are not compared, so such a scan is several times as fast.
+        Raises OffsetError if `begin` is below the log's minimum, CorruptRecordError, FilterError."""
+        if isinstance(filter, Contains):
+            return scan(self._attached, begin, end, filter.program)
         wanted = None if filter is None else predicate(filter)
         messages = scan(self._attached, begin, end)
         return messages if wanted is None else (message for message in messages if wanted(message))

@@ -2,6 +2,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from cystore._native.record.record_view cimport record_view
 
+cdef extern from "find_bytes.h" nogil:
+    # The first place of a text; NULL if it is not there.
+    const uint8_t* find_bytes(const uint8_t* within, size_t length, const uint8_t* text, size_t text_length)
+
 # One step of a program. Steps push values, or take values from the stack and push the result.
 cdef struct filter_step:
     int32_t kind

@@ -19,9 +19,6 @@ from cystore._native.record.message cimport Message, message_view
 from cystore._native.record.property_read cimport property_next, property_view
 from cystore._native.record.record_view cimport record_view, same_text
 
-cdef extern from "<string.h>" nogil:
-    void* memmem(const void* within, size_t length, const void* text, size_t text_length)
-
 cdef enum:
     STACK = 256             # values; the compiler of expressions uses fewer
     NAMES_MAX = 256
@@ -459,8 +456,8 @@ cdef inline bint _contains_one(const filter_program* program, const record_view*
     cdef const filter_text* text = program.contained
     cdef int i
     for i in range(program.contained_count):
-        if memmem(v.body, v.body_len, text[i].text, text[i].length) != NULL \
-                or memmem(v.properties, v.properties_len, text[i].text, text[i].length) != NULL:
+        if find_bytes(v.body, v.body_len, text[i].text, text[i].length) != NULL \
+                or find_bytes(v.properties, v.properties_len, text[i].text, text[i].length) != NULL:
             return True
     return v.sys_flag & SYS_FLAG_COMPRESSED != 0
 

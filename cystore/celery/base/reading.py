@@ -18,12 +18,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
-from cystore import Contains, CorruptRecordError, Message, MessageStore, QueueRange
+from cystore import Contains, CorruptRecordError, Message, MessageStore, OffsetError, QueueRange
 from cystore.celery.base.events import LIGHT, LIGHT_OFFSETS
 
 BATCH = 32  # messages of one read: this many of each queue are in memory
 FILTERED_BATCH = 1024  # queue entries of one read that keeps few of them
 FIRST_PAGE, PAGE = 32, 4096  # messages of a key
+PIECE_BYTES = 4 << 20  # of log, between two looks of a search at the clock
+# A search for a text reads the log itself if that has no more bytes for each wanted message: it passes a byte of log in
+# a fraction of a nanosecond, and an entry of a queue in half a microsecond.
+LOG_BYTES_MOST = 2048
 
 
 class Placed(Protocol):
@@ -126,20 +130,69 @@ def search_queues(
             message.topic == topic
             and (queue_ids is None or message.queue_id in queue_ids)
             and (not tags or message.tags in tags)
-            and (contains is None or contains(message))
         )
 
     dispatched = store.catch_up()
     ranges = store.topics().get(topic, {})
-    queues = (
-        _of_queue(
-            store, topic, queue_id, ranges[queue_id], frozenset(tags), begin_ms, end_ms, dispatched, contains
+    wanted = {queue: bounds for queue, bounds in ranges.items() if queue_ids is None or queue in queue_ids}
+    found: Iterable[Message | Passed]
+    if contains is not None and _is_dense(store, wanted):
+        found = _in_log(store, topic, contains, wanted, dispatched, begin_ms, end_ms, is_wanted)
+    else:
+        queues = (
+            _of_queue(store, topic, queue_id, bounds, frozenset(tags), begin_ms, end_ms, dispatched, contains)
+            for queue_id, bounds in wanted.items()
         )
-        for queue_id in (ranges if queue_ids is None else queue_ids)
-        if queue_id in ranges
-    )
-    dispatched_part = merged(*queues) if ordered else chain.from_iterable(queues)
-    yield from _within(chain(_behind(store, dispatched, is_wanted), dispatched_part), begin_ms, end_ms)
+        dispatched_part = merged(*queues) if ordered else chain.from_iterable(queues)
+        found = chain(_behind(store, dispatched, is_wanted, contains), dispatched_part)
+    yield from _within(found, begin_ms, end_ms)
+
+
+def _is_dense(store: MessageStore, queues: Mapping[int, QueueRange]) -> bool:
+    count = sum(bounds.max_offset - bounds.min_offset for bounds in queues.values())
+    return 0 < store.wrote_position - _minimum(store) <= count * LOG_BYTES_MOST
+
+
+def _minimum(store: MessageStore) -> int:
+    return int(store.stats()["min_physical_offset"])
+
+
+def _in_log(
+    store: MessageStore, topic: str, contains: Contains, queues: Mapping[int, QueueRange], dispatched: int,
+    begin_ms: int, end_ms: int | None, is_wanted: Callable[[Message], bool],
+) -> Iterator[Message | Passed]:  # fmt: skip
+    """Wanted messages of the log that contain a text, from `begin_ms` to about `end_ms`, newest first. Reads piece by
+    piece, the newest piece first. Entries of the longest queue say where records begin."""
+    queue_id, bounds = max(queues.items(), key=lambda one: one[1].max_offset - one[1].min_offset)
+    high, count, end = bounds.max_offset, BATCH, store.wrote_position
+    begin = min(dispatched, end)
+    if end_ms is not None:
+        high = store.offset_by_time(topic, queue_id, end_ms + 1, boundary="lower")
+        later = _at(store, topic, queue_id, high)
+        if later is not None:
+            begin = end = later.physical_offset
+    passed, is_last = None, False  # the begin of the piece
+    while True:
+        found = 0
+        for message in _backwards(store, begin, end, is_wanted, contains):
+            found += 1
+            yield message
+        if passed is not None:
+            yield passed
+            if passed.time_ms < begin_ms:
+                return
+        if is_last:
+            return
+        if found > BATCH or end - begin > PIECE_BYTES:
+            count = max(count // 2, 1)
+        elif found <= BATCH // 2 and end - begin <= PIECE_BYTES // 2:
+            count *= 2
+        high, end = max(bounds.min_offset, high - count), begin
+        passed, is_last = _at(store, topic, queue_id, high), high == bounds.min_offset
+        if is_last:  # records of other queues may be older
+            begin = min(_minimum(store), end)
+        elif passed is not None:
+            begin = min(passed.physical_offset, end)
 
 
 def of_light_queue(
@@ -160,7 +213,7 @@ def of_light_queue(
     dispatched_part = _of_queue(
         store, name, 0, bounds, frozenset(tags), begin_ms, end_ms, dispatched, contains
     )
-    found = chain(_behind(store, dispatched, is_wanted), dispatched_part)
+    found = chain(_behind(store, dispatched, is_wanted, None), dispatched_part)
     for message in _within(found, begin_ms, end_ms):
         if isinstance(message, Passed) or (message.topic == topic and (not tags or message.tags in tags)):
             yield message
@@ -211,16 +264,33 @@ def of_key(
         count = min(count * 4, PAGE) if fresh else count * 4
 
 
-def _behind(store: MessageStore, dispatched: int, is_wanted: Callable[[Message], bool]) -> Iterator[Message]:
+def _behind(
+    store: MessageStore, dispatched: int, is_wanted: Callable[[Message], bool], contains: Contains | None
+) -> Iterator[Message]:
     """Wanted messages at the undispatched end of the log, newest first."""
-    end = store.wrote_position
-    if dispatched >= end:
+    return _backwards(store, dispatched, store.wrote_position, is_wanted, contains)
+
+
+def _backwards(
+    store: MessageStore, begin: int, end: int, is_wanted: Callable[[Message], bool], contains: Contains | None
+) -> Iterator[Message]:
+    """Wanted messages of a part of the log, which perhaps contain a text, newest first. Leaves out
+    messages that are cleaned meanwhile."""
+    if begin >= end:
         return
-    places = array(
-        "q", (message.physical_offset for message in store.scan(dispatched, end) if is_wanted(message))
-    )
+    places = array("q")
+    try:
+        scanned = store.scan(begin, end, filter=contains)
+        places.extend(message.physical_offset for message in scanned if is_wanted(message))
+    except OffsetError:
+        if begin >= _minimum(store):
+            raise
     for place in reversed(places):
-        yield store.read(place)
+        try:
+            yield store.read(place)
+        except OffsetError:
+            if place >= _minimum(store):
+                raise
 
 
 def _of_queue(

@@ -177,7 +177,8 @@ class Life:
         elif kind in (events.RECEIVED, events.REDELIVERED):
             self.received_ms = time_ms
         elif kind == events.SCHEDULED:
-            self.due_ms = moment_ms(text_of(details, "eta")) or self.due_ms  # the newest: it may have been moved
+            # The newest one: it may have been moved.
+            self.due_ms = moment_ms(text_of(details, "eta")) or self.due_ms
         elif kind == events.FIRED:
             self.due_ms = None if self.due_ms is None else min(self.due_ms, time_ms)  # perhaps before its ETA
         else:

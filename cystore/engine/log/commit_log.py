@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from cystore._native.filters.program import FilterProgram
+from cystore._native.filters.text_walk import next_containing
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.argument_checks import WHOLE_MAX, whole
@@ -196,24 +198,37 @@ class CommitLog:
         return MAGIC.read(segment.read(physical_offset - segment.base, BLANK_SIZE_MIN)) == RECORD_MAGIC_BLANK
 
     def scan(
-        self, begin: int | None = None, end: int | None = None, *, over_cleaned: bool = False
+        self,
+        begin: int | None = None,
+        end: int | None = None,
+        *,
+        over_cleaned: bool = False,
+        texts: FilterProgram | None = None,
     ) -> Iterator[Message]:
         """Records in physical order from `begin` (a record's beginning; default: the minimum) to before `end`
         (default: the wrote position when the scan began). Damage that is not a reported range raises
         CorruptRecordError; segments that are cleaned meanwhile raise OffsetError; with `over_cleaned` the scan
-        continues behind them, but not where `begin` itself is gone."""
+        continues behind them, but not where `begin` itself is gone. `texts`: only records that contain one of the
+        program's texts; the checksums of others are not compared."""
         first, last = (None if at is None else check_offset(at) for at in (begin, end))
-        return self._scan(first, last, over_cleaned=over_cleaned)
+        return self._scan(first, last, over_cleaned, texts)
 
-    def _scan(self, begin: int | None, end: int | None, *, over_cleaned: bool) -> Iterator[Message]:
+    def _scan(
+        self, begin: int | None, end: int | None, over_cleaned: bool, texts: FilterProgram | None
+    ) -> Iterator[Message]:
         cold = ColdPages(self._held_bytes)
         try:
-            yield from self._walk(begin, end, over_cleaned, cold)
+            yield from self._walk(begin, end, over_cleaned, texts, cold)
         finally:
             cold.end()
 
     def _walk(
-        self, begin: int | None, end: int | None, over_cleaned: bool, cold: ColdPages
+        self,
+        begin: int | None,
+        end: int | None,
+        over_cleaned: bool,
+        texts: FilterProgram | None,
+        cold: ColdPages,
     ) -> Iterator[Message]:
         at = looked_at = self.control.min_physical_offset if begin is None else begin
         until = self.control.wrote if end is None else min(end, self.control.wrote)
@@ -226,9 +241,14 @@ class CommitLog:
                 segment = self.segment_for(at)
                 cold.at(segment, at, self.control.wrote)
                 sound_until = min(segment.end, self.control.wrote, self.damaged_ranges.next_begin(at))
-                messages, following = messages_in(
-                    segment, at - segment.base, sound_until - segment.base, SCAN_BATCH
-                )
+                if texts is None:
+                    messages, following = messages_in(
+                        segment, at - segment.base, sound_until - segment.base, SCAN_BATCH
+                    )
+                else:
+                    messages, following = _containing(
+                        segment, at, min(until, sound_until), sound_until, texts
+                    )
             except CorruptRecordError:
                 if self.damage.covering(at) is None:
                     raise
@@ -259,6 +279,19 @@ class CommitLog:
             if not marker.exists():
                 # It removes the file again if the file's name may not be durable.
                 files.create_sized(room, marker, 0, 0)
+
+
+def _containing(
+    segment: MappedFile, at: int, until: int, sound_until: int, texts: FilterProgram
+) -> tuple[list[Message], int]:
+    """The first message from `at` to before `until` that contains one of the texts, if there is one, and the place in
+    the segment where the next record begins. Raises CorruptRecordError where the walk meets damage."""
+    base, end = segment.base, min(until, at + SCAN_BYTES)
+    found = next_containing(segment, at - base, end - base, sound_until - base, texts)
+    if found >= end - base:
+        return [], found
+    messages, following = messages_in(segment, found, sound_until - base, 1)
+    return [one for one in messages if texts.matches_message(one)], following
 
 
 def tell_cleaned(commit_log: CommitLog, begin: int, end: int) -> None:

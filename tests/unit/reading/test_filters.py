@@ -9,13 +9,14 @@ import pickle
 import subprocess
 import sys
 import time
+import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import cystore
-from cystore import Contains, FilterError, GetStatus, SqlFilter
+from cystore import Contains, FilterError, GetStatus, Message, SqlFilter
 from cystore._native.filters import program
 from cystore._native.filters.program import STEP_KINDS, FilterProgram
 from cystore._native.lookup.queue_reader import FILTERED_ENTRIES
@@ -484,3 +485,50 @@ def test_a_damaged_record_is_told_whatever_text_is_wanted(store):
         file.write(b"\xff" * 40)
     with pytest.raises(cystore.CorruptRecordError):
         everything(store, filter=Contains("nowhere"))
+    with pytest.raises(cystore.CorruptRecordError):
+        list(store.scan(filter=Contains("nowhere")))
+
+
+@given(
+    st.lists(st.integers(0, 300_000) | st.integers(0, 300), min_size=1, max_size=8),
+    st.sampled_from((b"ab", b"aab", b"b", b"a" * 999 + b"b", b"\0b\0")),
+    st.randoms(use_true_random=False),
+)
+def test_a_scan_steps_over_records_without_the_text(tmp_path_factory, sizes, text, random):
+    """Long and short records, over several files; the text is often near, and stands across the ends of pieces."""
+    with open_small(
+        tmp_path_factory.mktemp("store") / "store", mapped_file_size_commit_log_bytes=1 << 20
+    ) as store:
+        for size in sizes:
+            body = bytearray(b"a" * size)
+            if random.random() < 0.5:
+                at = random.randrange(size + 1)
+                body[at:at] = text
+            store.put("T", bytes(body))
+        wanted, whole = Contains((text, b"elsewhere")), list(store.scan())
+        expected = [message.physical_offset for message in whole if wanted(message)]
+        assert [message.physical_offset for message in store.scan(filter=wanted)] == expected
+        first, last = sorted(random.choices([message.physical_offset for message in whole], k=2))
+        for end in (last, last + 1):  # a place inside of a record, too
+            found = [message.physical_offset for message in store.scan(first, end, filter=wanted)]
+            assert found == [place for place in expected if first <= place < end]
+
+
+def test_a_scan_for_a_text_gives_what_is_compressed(tmp_path):
+    """Its body is not searched."""
+    with open_small(tmp_path / "store") as store:
+        store.put("T", b"plain")
+        store.put_many([Message(topic="T", body=zlib.compress(b"the text"), sys_flag=1)])
+        store.put("T", b"the text")
+        assert [message.queue_offset for message in store.scan(filter=Contains("the text"))] == [1, 2]
+
+
+@given(st.binary(max_size=200), st.binary(min_size=1, max_size=30), st.integers(1, 3), st.integers(0, 200))
+def test_a_text_of_few_different_bytes_is_found(tmp_path_factory, within, text, kinds, at):
+    """Bytes that are nearly the text all the time."""
+    within, text = (bytes(byte % kinds for byte in one) for one in (within, text))
+    with open_small(tmp_path_factory.mktemp("store") / "store") as store:
+        for body in (within, within[:at] + text + within[at:]):
+            message = store.read(store.put("T", body).physical_offset)
+            head = bytes(message.properties.get("UNIQ_KEY", ""), "utf-8")
+            assert Contains(text)(message) == (text in body) or text in head
