@@ -5,6 +5,7 @@ project, its commands as processes; results and schedules written by those apps 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 
@@ -37,6 +38,24 @@ def site(tables, tmp_path) -> Site:
     site = Site(tmp_path)
     site.environment["APP_DATABASE"] = tables.environment["APP_DATABASE"]
     return site
+
+
+def test_the_page_in_the_projects_own_server(site):
+    """Below a path, with its files and its stream; the rest is the project's."""
+    with cystore.open(site.store) as store:
+        write(store, runs(3))
+        command = (sys.executable, "-m", "tests.support.celery.django_asgi")
+        bearer = {"Authorization": "Bearer a long secret"}
+        with WebServer(command=command, **site.environment) as server:
+            assert server.get("tasks/api/tasks").status == 401
+            assert len(server.get("tasks/api/tasks", bearer).json["tasks"]) == 3
+            assert server.get("tasks/api/tasks/t1", bearer).json["events"]
+            page = server.get("tasks/", bearer).body.decode()
+            for file in re.findall(r'(?:src|href)="(assets/[^"]+)"', page):
+                assert server.get(f"tasks/{file}", bearer).status == 200, file
+            assert server.get("tasks/", {}, token="a long secret").headers["Location"] == "./"
+            assert b"login" in server.get("admin/login/").body
+            assert server.get("tasks/healthz").status == 200
 
 
 @pytest.fixture
