@@ -30,8 +30,8 @@ from cystore.clock import monotonic_s
 from cystore.consumers.groups import table_of
 from cystore.consumers.settled import Range, SettledLog
 from cystore.consumers.table import NO_OFFSET
-from cystore.errors import CorruptRecordError, StoreFormatError, StoreResourceError, StoreTimeoutError
-from cystore.system import files, platform
+from cystore.errors import CorruptRecordError, StoreFormatError, StoreResourceError
+from cystore.system import files, key_lock, platform
 from cystore.system.key_lock import PlaceLocks
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
@@ -52,16 +52,7 @@ _PLACE_WORDS, _OWNER_AT, _MARK_AT = 4, 8, 16
 _WORD = struct.Struct("<q")
 NOBODY, FREE = -1, 0
 _LOCK_AT = 1 << 40
-LOOK_S = 0.001
 UNUSED_S = 60.0  # a hold costs a write of the manifest, so a queue that is in use keeps it
-
-
-class _BusyError(Exception):
-    """Another process has the byte lock."""
-
-
-def _busy() -> None:
-    raise _BusyError
 
 
 class Claim(NamedTuple):
@@ -313,21 +304,9 @@ class ClaimedQueue:
         return following, [offset for offset in range(low, following) if offset not in settled]
 
     def _taken(self) -> ByteLock:
-        until_s = monotonic_s() + self._store.settings.sync_flush_timeout_ms / 1000
-        with files.translated(self.path):
-            while True:
-                lock = ByteLock(self._file, _LOCK_AT, waiting=_busy)
-                try:
-                    lock.__enter__()
-                    return lock  # the block takes it once more, which changes nothing
-                except _BusyError:
-                    if monotonic_s() >= until_s:
-                        raise StoreTimeoutError(
-                            f"another process has had the lock of the claims of {self.topic}/{self.queue_id} for long: "
-                            "it is stopped, or its disk does not answer; `cystore info` lists the store's processes",
-                            path=self.path,
-                        ) from None
-                os_threads.pause(LOOK_S)
+        wait_s = self._store.settings.sync_flush_timeout_ms / 1000
+        what = f"the claims of {self.topic}/{self.queue_id}"
+        return key_lock.taken(self._file, _LOCK_AT, wait_s, what, self.path)
 
     def _write(self, at: int, data: bytes) -> None:
         with files.translated(self.path):

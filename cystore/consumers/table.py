@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -44,7 +43,7 @@ from cystore.errors import (
     StoreResourceError,
     StoreTimeoutError,
 )
-from cystore.system import files, platform
+from cystore.system import files, key_lock, platform
 from cystore.system.folders import inside
 from cystore.system.key_lock import PlaceLocks
 from cystore.system.ranges import file_ranges
@@ -78,17 +77,8 @@ NO_CRC = 0  # the CRC-32C of a missing file
 OPENING, ADDING, SAVING = (1 << 40) + 1, (1 << 40) + 2, (1 << 40) + 3
 ROWS, LEASES, MEMBERS, BEGINNINGS = 1 << 41, 1 << 42, 1 << 43, 1 << 60
 MEMBERS_MAX = 4096  # of one topic and group
-LOOK_S = 0.005  # between two looks at a byte lock that another process has
 COUNT_WAIT_S = 0.5  # the wait of a get for the lock of the row that counts it
 NOT_COUNTED_S = 10.0  # after such a wait gets are not counted for this time
-
-
-class _BusyError(Exception):
-    """Another process has the byte lock."""
-
-
-def _busy() -> None:
-    raise _BusyError
 
 
 class _Header(NamedTuple):
@@ -304,27 +294,10 @@ class OffsetTable:
             yield
 
     def _taken(self, place: int, wait_s: float | None = None) -> ByteLock:
-        """A byte lock, for a with block inside one of `_lock`. Both are objects of C, so no exception of a signal
-        handler keeps them. A process that is stopped keeps its locks, so the wait has an end: StoreTimeoutError."""
         if not self.writable:
             raise StoreNotWritableError("the store is open for reading only", path=self._parts.root)
         wait_s = self._wait_s if wait_s is None else wait_s
-        until_s = monotonic_s() + wait_s
-        with files.translated(self.path):
-            while True:
-                lock = ByteLock(self._opened, place, waiting=_busy)
-                try:
-                    lock.__enter__()
-                    return lock  # the block takes it once more, which changes nothing
-                except _BusyError:
-                    if monotonic_s() >= until_s:
-                        raise StoreTimeoutError(
-                            "another process has had a lock of the offsets of consumer groups for "
-                            f"{wait_s:g} s (byte {place}): it is stopped or its disk does not answer; "
-                            "`cystore info` lists the processes of the store",
-                            path=self.path,
-                        ) from None
-                time.sleep(LOOK_S)
+        return key_lock.taken(self._opened, place, wait_s, "the offsets of consumer groups", self.path)
 
     # ---------------------------------------------------------------------------------------------- rows
 

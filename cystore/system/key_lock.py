@@ -167,6 +167,35 @@ class NameLocks:
             self._spare.pop().close()
 
 
+class _BusyError(Exception):
+    """Another process has the byte lock."""
+
+
+def _busy() -> None:
+    raise _BusyError
+
+
+def taken(file: Descriptor, place: int, wait_s: float, what: str, path: Path) -> ByteLock:
+    """The lock of a place in a file, for a with block inside one of a lock of this process's threads. Both are objects
+    of C, so no exception of a signal handler keeps them. A process that is stopped keeps its locks, so the wait has an
+    end: StoreTimeoutError after `wait_s`, which names `what` the lock is of."""
+    until_s = monotonic_s() + wait_s
+    with files.translated(path):
+        while True:
+            lock = ByteLock(file, place, waiting=_busy)
+            try:
+                lock.__enter__()
+                return lock  # the block takes it once more, which changes nothing
+            except _BusyError:
+                if monotonic_s() >= until_s:
+                    raise StoreTimeoutError(
+                        f"another process has had a lock of {what} for {wait_s:g} s (byte {place}): it is stopped or "
+                        "its disk does not answer; `cystore info` lists the processes of the store",
+                        path=path,
+                    ) from None
+            os_threads.pause(LOOK_S)
+
+
 def is_taken(path: Path, name: str) -> bool:
     """Whether a process holds the lock of a name now."""
     return path.exists() and is_place_taken(path, _place(name))
