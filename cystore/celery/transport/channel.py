@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 from contextlib import suppress
-from queue import Empty
 from typing import Any
 from urllib.parse import quote
 
@@ -212,11 +211,6 @@ class Channel(virtual.Channel):
         store.put(PASSING_TOPIC, frames.encode(message), queue_id=priority, tags=_tag(kind, name))
         store.wake_key(KEY)
 
-    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        for payload in self.take(queue, 1):
-            return payload
-        raise Empty
-
     def take(self, queue: str, count: int) -> list[dict[str, Any]]:
         """Up to `count` messages of a queue, which this channel has from now on."""
         connection = self.connection
@@ -356,14 +350,11 @@ class Channel(virtual.Channel):
             claimed, claim = self._claims.pop(tag, (None, None))
             if claimed is not None and claim is not None:
                 claimed.give_back([claim])
-        if delivery_tags:
+        if delivery_tags and self.connection.is_here:
             with suppress(
                 StoreError
             ):  # it was closed first: then somebody finds them when the process has ended
                 self.connection.store.wake_key(KEY)
-
-    def _restore(self, message: Any) -> None:
-        self.give_back([message.delivery_tag])
 
     def _size(self, queue: str) -> int:
         if self.connection.directory.passing(queue) is not None:

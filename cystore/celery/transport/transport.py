@@ -56,6 +56,11 @@ class Transport(virtual.Transport):
     # ---------------------------------------------------------------------------------------------------------- parts
 
     @property
+    def is_here(self) -> bool:
+        """Whether this process made the connection. A forked child of it wakes nobody and claims nothing."""
+        return self._pid == os.getpid()
+
+    @property
     def store(self) -> MessageStore:
         """The store of the URL, open since the connection began. Raises StoreError."""
         if self._store is None:
@@ -135,7 +140,7 @@ class Transport(virtual.Transport):
     def close_connection(self, connection: Any) -> None:
         super().close_connection(connection)
         # Another thread may have had a queue's lock when this process was forked.
-        if self._pid == os.getpid():
+        if self.is_here:
             with suppress(StoreError):
                 for queue in self._queues.values():
                     queue.look()
