@@ -42,12 +42,12 @@ PYTEST = (
 )
 # Files, and the tests in them. Without what only 5.7 has: `AsyncResult.exists`, several result objects that wait for
 # one task, delivery without a `sleep(0)`, and what only 5.6 has: a hook before each retry. An older kombu looks for a
-# killed worker's tasks every 100 s: too late for the test. 5.4 writes the time of an end in UTC.
+# killed worker's tasks every 100 s: too late for the test.
 OF_CELERY = {
     "tests/celery/duties/test_workers.py": "not a_saved_group and not test_forget and not killed_loses_nothing",
     "tests/celery/lifecycle/test_events.py": "",
     "tests/celery/results/test_backend.py": (
-        "not told_apart_from_never_heard_of and not tried_again_where_the_app and not meta_of_a_result_is_celerys"
+        "not told_apart_from_never_heard_of and not tried_again_where_the_app"
     ),
     "tests/celery/lifecycle/test_lifecycle.py": "",
     "tests/celery/results/test_waiting.py": "not without_a_pause and not parent_that_fails",

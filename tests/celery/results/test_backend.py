@@ -7,6 +7,7 @@ import json
 import pickle
 from datetime import datetime
 
+import celery
 import pytest
 from celery import Celery, states
 from celery.app.task import Context
@@ -479,4 +480,5 @@ def test_the_meta_of_a_result_is_celerys(make_backend, state, zone, extended):
         if at is not None:
             done = datetime.fromisoformat(at)
             assert before <= done <= backend.app.now()
-            assert done.utcoffset() == datetime.fromisoformat(theirs_at).utcoffset()
+            if celery.VERSION >= (5, 5):  # 5.4 writes UTC in each zone of the app
+                assert done.utcoffset() == datetime.fromisoformat(theirs_at).utcoffset()
