@@ -59,6 +59,7 @@ PLANTED = [
     (OTHERS["dispatchers"], MORE, "are left out|assert done == count"),  # 999 alone, or in a batch
     (OTHERS["timer"], "store.put('T', b'9999999')", "9999999"),
     (OTHERS["once"], MORE, "== KEYS"),
+    (OTHERS["claims"], "cystore.open(path, **settings).put('T', b'9999999', queue_id=0)", "9999999"),
 ]
 
 

@@ -84,6 +84,11 @@ def given(
     }  # fmt: skip
 
 
+def in_life(path: Path, log: Path, rng: random.Random, life: int, *, cleans: bool) -> dict[str, Any]:
+    """For a process of a store that lives through power cuts."""
+    return given(path, log, rng, life * 1_000_000, LATER_MS if cleans else 0)
+
+
 def notes(log: Path) -> list[list[str]]:
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 

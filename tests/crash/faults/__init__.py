@@ -22,11 +22,11 @@ from tests.crash.faults import (
     page_order,
     pieces,
     power,
+    power_of_pieces,
     resources,
     signals,
     stop,
     taken_away,
-    timer_power,
 )
 from tests.crash.matrix import Fault
 from tests.crash.shapes import FOLDERS, POOL, Shape
@@ -50,7 +50,8 @@ FAULTS: tuple[Fault, ...] = (
     forked.FAULT,
     jvm.FAULT,
     lost_writes.FAULT,
-    timer_power.FAULT,
+    power_of_pieces.TIMER,
+    power_of_pieces.CLAIMS,
     signals.FAULT,
     resources.DESCRIPTORS,
     resources.MEMORY,

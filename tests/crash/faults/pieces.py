@@ -1,6 +1,6 @@
 """Pieces: one process is killed at a place inside of a transaction, a consumer, a put into light queues, the
-registration of a filter, a compaction, a named dispatcher, the timer, or a put with a key of its own; others go on or
-come after it.
+registration of a filter, a compaction, a named dispatcher, the timer, a put with a key of its own, or claims; others go
+on or come after it.
 
 A case is one store, one place and a number of hits, all chosen by chance. The episodes are those of the kill tests of
 each piece.
@@ -12,6 +12,7 @@ from functools import partial
 from types import ModuleType
 
 from tests.crash.episodes import (
+    claims,
     compaction,
     consumers,
     dispatchers,
@@ -79,4 +80,11 @@ PIECES: tuple[Fault, ...] = (
         company=True,
     ),
     _row("once", "behind the append of `put_once`; another process puts the same keys", once),
+    _row(
+        "claims",
+        "of a process that puts, claims, settles and gives back messages, and cleans; another process lives, or nobody "
+        "does",
+        claims,
+        company=True,
+    ),
 )

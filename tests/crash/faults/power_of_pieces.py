@@ -1,25 +1,28 @@
-"""Timer-power: a disk forgets what was not synced, while a process puts messages with a time of their own, cancels,
-moves and delivers them, cleans, or recovers. Each answer was durable, because all of them are with sync flush."""
+"""Power cuts beside a piece of the store: a disk forgets what was not synced, while a process works, cleans, or
+recovers. Each answer was durable, because all of them are with sync flush. The work and the check are those of the
+piece's episode."""
 
 from __future__ import annotations
 
 import os
 import select
 from contextlib import ExitStack
+from functools import partial
+from types import ModuleType
 
 from cystore.system import files
-from tests.crash.episodes import timer
+from tests.crash.episodes import claims, timer
 from tests.crash.matrix import Case, Fault, Run
 from tests.support.disks.forgetful import ForgetfulDisk, Power, obstacle
 from tests.support.processes.forks import Nursery
 
 LIVES = 3  # of one store
-SETTINGS = {"flush_disk_type": "sync", "allow_any_file_system": True}
+SYNC = {"flush_disk_type": "sync", "allow_any_file_system": True}
 SYNCS = 3  # requests of a put that change the disk, about
 WAIT_S = 120.0
 
 
-def run(run: Run) -> None:
+def run(run: Run, episode: ModuleType) -> None:
     with Power() as power, ExitStack() as machine:
         disk: ForgetfulDisk | None = None
         for case in run.cases():
@@ -30,7 +33,7 @@ def run(run: Run) -> None:
                         Nursery({**os.environ}, own_mounts=True, keep=(power.tell,))
                     )
                     disk = machine.enter_context(ForgetfulDisk(nursery, power))
-                _lives(case, nursery, disk, run)
+                _lives(case, nursery, disk, run, episode)
                 done = True
             if not done:
                 if disk is not None:
@@ -39,37 +42,34 @@ def run(run: Run) -> None:
                 disk = None
 
 
-def _lives(case: Case, nursery: Nursery, disk: ForgetfulDisk, run: Run) -> None:
+def _lives(case: Case, nursery: Nursery, disk: ForgetfulDisk, run: Run, episode: ModuleType) -> None:
     rng, folder, log = case.rng, case.folder / "disk", case.folder / "log"
-    store, settings = folder / "store", {**timer.TIMED, **SETTINGS}
-    later = timer.LATER_MS if rng.random() < 0.1 else 0
+    store, cleans = folder / "store", rng.random() < 0.1
     for life in range(LIVES):
         disk.mount(folder)
         with ExitStack() as stack:
             stack.callback(disk.unmount, folder, in_use=True)
-            disk.cut_at(rng.choice((rng.randrange(1, 60), rng.randrange(1, SYNCS * timer.COUNT))))
+            disk.cut_at(rng.choice((rng.randrange(1, 60), rng.randrange(1, SYNCS * episode.COUNT))))
             one = stack.enter_context(nursery.fork())
-            given = timer.given(store, log, rng, life * 1_000_000, later)
-            one.send(timer.WORK, **{**given, "settings": settings})
+            given = episode.in_life(store, log, rng, life, cleans=cleans)
+            one.send(episode.WORK, **{**given, "settings": {**given["settings"], **SYNC}})
             assert select.select([one.answers, disk.power.gone], [], [], WAIT_S)[0], "the process hangs"
             disk.cut_now()
         case.lose_memory()
         gone = disk.power_on(rng)
         run.tally(**{f"forgotten_{name}": count for name, count in gone.items()})
-    run.tally(calls=len(timer.notes(log)))
+    run.tally(calls=len(episode.notes(log)))
     case.faults = LIVES
     with disk.mounted(folder):
-        timer.check(store, log, SETTINGS)
+        episode.check(store, log, SYNC)
         case.shape.remove(store)
         files.sync_directory(folder)  # else the next store's power cut brings it back
 
 
-FAULT = Fault(
-    "timer-power",
-    "a FUSE disk (LazyFS's model) forgets what was not synced, at any request of a process that puts messages with a "
-    "time, cancels, moves, delivers and cleans",
-    500,
-    3,
-    run,
-    obstacle,
-)
+def _row(name: str, episode: ModuleType, work: str) -> Fault:
+    how = f"a FUSE disk (LazyFS's model) forgets what was not synced, at any request of a process that {work}"
+    return Fault(name, how, 500, 3, partial(run, episode=episode), obstacle)
+
+
+TIMER = _row("timer-power", timer, "puts messages with a time, cancels, moves, delivers and cleans")
+CLAIMS = _row("claims-power", claims, "puts, claims, settles and gives back messages, and cleans")
