@@ -14,6 +14,7 @@ message's place before it appends, and whoever would free a place with a mark as
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import struct
@@ -30,13 +31,17 @@ from cystore.clock import monotonic_s
 from cystore.consumers.groups import table_of
 from cystore.consumers.settled import Range, SettledLog
 from cystore.consumers.table import NO_OFFSET
-from cystore.errors import CorruptRecordError, StoreFormatError, StoreResourceError
+from cystore.errors import CorruptRecordError, StoreFormatError, StoreMovedError, StoreResourceError
+from cystore.layout import CONSTANTS
 from cystore.system import files, key_lock, platform
 from cystore.system.key_lock import PlaceLocks
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
 
+log = logging.getLogger("cystore")
+
 FOLDER, OWNERS = "claims", "owners"
+RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 OWNERS_MAX = 4096
 MAGIC, VERSION = b"CYCLAIM1", 2
 HEADER_BYTES, KEY_AT = 4096, 128
@@ -53,6 +58,10 @@ _WORD = struct.Struct("<q")
 NOBODY, FREE = -1, 0
 _LOCK_AT = 1 << 40
 UNUSED_S = 60.0  # a hold costs a write of the manifest, so a queue that is in use keeps it
+
+
+class _DamagedError(Exception):
+    """The file of claims cannot be read."""
 
 
 class Claim(NamedTuple):
@@ -94,16 +103,19 @@ class Owner:
         )
 
     def dead(self, owners: Iterable[int]) -> set[int]:
-        """Those of these owners that do not live any more."""
+        """Those of these owners that do not live any more. One whose number was lost with a part of the file counts as
+        alive until the lock of its place is free."""
         asked = {owner for owner in owners if owner not in (FREE, self.id)}
         if not asked:
             return set()
         alive = set(self._locks.others(0, OWNERS_MAX))
         with files.translated(self._path):
             known = os.pread(self._file.fd, 8 * OWNERS_MAX, 0)
-        numbers = struct.unpack(f"<{len(known) // 8}Q", known[: len(known) // 8 * 8])
+        numbers = dict(enumerate(struct.unpack(f"<{len(known) // 8}Q", known[: len(known) // 8 * 8])))
         return {
-            owner for owner in asked if (slot := owner & 0xFFFF) not in alive or numbers[slot] != owner >> 16
+            owner
+            for owner in asked
+            if (slot := owner & 0xFFFF) not in alive or numbers.get(slot, 0) not in (0, owner >> 16)
         }
 
     def close(self) -> None:
@@ -197,11 +209,11 @@ class ClaimedQueue:
 
     def take_over(self) -> int:
         """Frees the claims of owners that do not live any more; returns their number."""
-        _, places = self._places()
+        _, places = self._seen()
         if not self._owner.dead(owner for offset, owner in places if offset >= 0):
             return 0
         with self._lock, self._taken():
-            following, places = self._places()
+            following, places = self._mended()
             dead = self._owner.dead(owner for offset, owner in places if offset >= 0)
             count = 0
             for place, (offset, owner) in enumerate(places):
@@ -211,13 +223,13 @@ class ClaimedQueue:
 
     def ready(self) -> int:
         """The number of messages that nobody has."""
-        following, places = self._places()
+        following, places = self._seen()
         free = sum(owner == FREE and 0 <= offset < following for offset, owner in places)
         return free + max(self._end() - max(following, self._minimum()), 0)
 
     def claimed(self) -> list[tuple[int, int]]:
         """The queue offset and the owner of each message that somebody has."""
-        following, places = self._places()
+        following, places = self._seen()
         return sorted(
             (offset, owner) for offset, owner in places if owner != FREE and 0 <= offset < following
         )
@@ -313,13 +325,37 @@ class ClaimedQueue:
             os.pwrite(self._file.fd, data, at)
 
     def _places(self) -> tuple[int, list[tuple[int, int]]]:
-        """`following`, and each place: its queue offset and its owner."""
+        """`following`, and each place: its queue offset and its owner. Raises StoreMovedError if somebody removed the
+        file, _DamagedError if it cannot be read."""
         with files.translated(self.path):
-            following, count, _ = _STATE.unpack(os.pread(self._file.fd, _STATE.size, _STATE_AT))
+            head = os.pread(self._file.fd, _STATE_AT + _STATE.size, 0)
+            found = os.fstat(self._file.fd)
+            if not found.st_nlink:
+                raise StoreMovedError(
+                    "the file of claims was removed under this process: connect again, then messages that were claimed "
+                    "come once more",
+                    path=self.path,
+                )
+            if len(head) < _STATE_AT + _STATE.size or head[: len(MAGIC)] != MAGIC:
+                raise _DamagedError
+            following, count, _ = _STATE.unpack_from(head, _STATE_AT)
+            room = max(found.st_size - HEADER_BYTES, 0) // _PLACE.size
+            # No log of this length has more messages, whatever is dispatched of it.
+            most = self._store._attached().control.wrote // RECORD_SIZE_MIN + 1
+            if not 0 <= following <= most or not 0 <= count <= room:
+                raise _DamagedError
             data = os.pread(self._file.fd, count * _PLACE.size, HEADER_BYTES)
         words = array("Q", data[: len(data) // _PLACE.size * _PLACE.size])
         offsets = array("q", words[::_PLACE_WORDS].tobytes())
         return following, list(zip(offsets, words[1::_PLACE_WORDS], strict=True))
+
+    def _seen(self) -> tuple[int, list[tuple[int, int]]]:
+        """`_places`, for a look without the lock."""
+        try:
+            return self._places()
+        except _DamagedError:  # or another process makes it at this moment
+            with self._lock, self._taken():
+                return self._mended()
 
     def _end(self) -> int:
         parts = self._store._attached()
@@ -336,8 +372,29 @@ class ClaimedQueue:
 
     # --------------------------------------------------------------------------------------------------- under the lock
 
+    def _mended(self) -> tuple[int, list[tuple[int, int]]]:
+        """`_places`, after a damaged file was made again, and after places were emptied that a killed claim filled
+        before its messages counted as claimed: later ones would give those messages a second place."""
+        try:
+            following, places = self._places()
+        except _DamagedError:
+            log.warning(
+                "%s: the claims of %s/%d are damaged, and are made again from the log; messages that were claimed come "
+                "once more",
+                self.path,
+                self.topic,
+                self.queue_id,
+            )
+            undisturbed(partial(self._make, self._file))
+            following, places = self._places()
+        for place, (offset, _) in enumerate(places):
+            if offset >= following:
+                self._empty(place)
+                places[place] = NOBODY, FREE
+        return following, places
+
     def _claim(self, count: int, end: int) -> list[Claim]:
-        following, places = self._places()
+        following, places = self._mended()
         found: list[Claim] = []
         if places:
             free = sorted(
@@ -400,7 +457,7 @@ class ClaimedQueue:
     def _purge(self) -> list[tuple[int, int]]:
         end = self._end()
         with self._lock, self._taken():
-            following, places = self._places()
+            following, places = self._mended()
             ranges = []
             for place, (offset, owner) in enumerate(places):
                 if owner == FREE and 0 <= offset < following:
@@ -429,7 +486,7 @@ class ClaimedQueue:
 
     def _look(self) -> None:
         with self._lock, self._taken():
-            following, places = self._places()
+            following, places = self._mended()
             waiting = [offset for offset, _ in places if 0 <= offset < following]
             low = max(min([following, *waiting]), self._minimum())
             parts = self._store._writable()

@@ -5,19 +5,25 @@ removed now and then, as a power cut or a copy of the store would."""
 from __future__ import annotations
 
 import shutil
+import struct
+from contextlib import suppress
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cystore
-from cystore.consumers.claims import FOLDER, ClaimedQueue, Owner
+from cystore.consumers.claims import _STATE_AT, FOLDER, Claim, ClaimedQueue, Owner
 from tests.property.test_store import scratch
 from tests.support.small_stores import SETTINGS as SMALL
 
 OWNERS = 3
-WHAT = ["put", "put", "claim", "claim", "settle", "together", "killed", "give_back", "end", "purge", "lose", "look",
-        "reopen"]  # fmt: skip
+WHAT = ["put", "put", "claim", "claim", "settle", "together", "killed", "give_back", "end", "die", "purge", "lose",
+        "damage", "look", "reopen"]  # fmt: skip
 SETTINGS = {**SMALL, "enable_lmq": True, "enable_multi_dispatch": True}
+
+
+class Killed(BaseException):
+    """In place of the end of the process."""
 
 
 class Model:
@@ -102,6 +108,40 @@ class Model:
         self.owners[who] = Owner(self.path)
         self.queues[who] = ClaimedQueue(self.store, lambda: self.owners[who], "g", "T", 0)
 
+    def die(self, who: int, count: int) -> None:
+        """The end comes in a claim, after its places were filled and before its messages count as claimed."""
+        write = self.queues[who]._write
+
+        def stops(at: int, data: bytes) -> None:
+            if at == _STATE_AT:
+                raise Killed
+            write(at, data)
+
+        self.queues[who]._write = stops
+        with suppress(Killed):
+            self.queues[who].claim(count)
+        self.had[who] |= {one: Claim(one, -1, True) for one in sorted(self.returned)[:count]}
+        self.waiting = [one for one in self.waiting if one not in self.had[who]]
+        self.returned -= set(self.had[who])
+        self.end(who)
+
+    def damage(self, kind: int) -> None:
+        """The file is cut or overwritten while its owners live: their messages come once more."""
+        path = self.queues[0].path
+        with open(path, "r+b") as file:
+            if kind == 0:
+                file.truncate(100)
+            elif kind == 1:
+                file.write(b"nonsense")
+            else:
+                file.seek(_STATE_AT)
+                file.write(struct.pack("<qq", *((-1, 0), (1, 1 << 60), (1 << 60, 1))[kind - 2]))
+        for had in self.had:
+            self.waiting = sorted([*self.waiting, *had])
+            had.clear()
+        highest = max({*range(self.number)} - {*self.waiting}, default=-1)
+        self.returned = {one for one in self.waiting if one < highest}
+
     def purge(self, who: int) -> None:
         assert self.queues[who].purge() == len(self.waiting)
         self.waiting, self.returned = [], set()
@@ -156,6 +196,10 @@ def test_claims_follow_the_list(data):
                 getattr(model, what)(who, data.draw(st.integers(1, 5)))
             elif what in ("end", "purge"):
                 getattr(model, what)(who)
+            elif what == "die":
+                model.die(who, data.draw(st.integers(1, 5)))
+            elif what == "damage":
+                model.damage(data.draw(st.integers(0, 4)))
             elif what == "look":
                 model.queues[who].look()
             else:
@@ -163,4 +207,21 @@ def test_claims_follow_the_list(data):
             model.compare()
         while model.waiting:
             model.claim(0, 5)
+        model.close()
+
+
+def test_a_claim_that_was_killed_leaves_no_second_place():
+    """It had filled places, and the same messages get other places later."""
+    with scratch() as path:
+        model = Model(path)
+        for _ in range(5):
+            model.put()
+        model.claim(0, 1)
+        model.claim(2, 2)
+        model.settle(2, 2)
+        model.die(1, 2)  # in the two places that are empty
+        model.settle(0, 1)
+        model.claim(0, 2)  # in another one, and in the first of them
+        model.settle(0, 2)
+        model.compare()
         model.close()
