@@ -109,9 +109,9 @@ class DeliveryProgress:
         slot = self.slots().get(queue_id)
         if slot is None:  # the queue of the records that cancel
             return False
-        if slot == self.timer.slot:
-            return self.timer.waits(queue_offset)
-        return queue_offset >= self.offset(slot)
+        if queue_offset < self.offset(slot):  # the timer may have no block for it any more
+            return False
+        return slot != self.timer.slot or self.timer.waits(queue_offset)
 
     def runs_behind(self) -> dict[int, int]:
         """The ends of the runs whose last messages have no entries, by slot."""

@@ -135,7 +135,7 @@ class Withdrawals:
         ):
             return 0
         end = self._control.queue_end(timer.slot)  # before the look: what is moved meanwhile makes it longer
-        waiting = [message for message in find() if timer.waits(message.queue_offset)]
+        waiting = [message for message in find() if progress.waits(TIMER_QUEUE_ID, message.queue_offset)]
         if len(waiting) != 1:
             return 0
         at = waiting[0].queue_offset
@@ -161,7 +161,8 @@ class Withdrawals:
             with self._turn():
                 timer = self._progress.timer
                 found = find() if timer.slot >= 0 else []
-                waiting = [message for message in found if timer.waits(message.queue_offset)][:BATCH_MESSAGES]
+                waits = partial(self._progress.waits, TIMER_QUEUE_ID)
+                waiting = [message for message in found if waits(message.queue_offset)][:BATCH_MESSAGES]
                 if waiting:
                     for message in waiting:
                         timer.blocks.make(begin_of(message.queue_offset))  # before anything is appended

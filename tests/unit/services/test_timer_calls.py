@@ -3,6 +3,8 @@ Method: small stores with a clock that the test turns."""
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 import cystore
@@ -25,6 +27,21 @@ def test_a_message_does_not_expire_while_it_waits(path, late, now):
         assert bodies(store) == [b"3"], "readers leave out what expired before its delivery"
         late(4 * HOUR_MS)
         assert (store.deliver(), bodies(store)) == (1, [b"3"])
+
+
+def test_what_left_stays_gone_without_the_timers_files(path, now):
+    """All had left before the close, so the new files of the timer say nothing of them."""
+    with open_small(path) as store:
+        for n in range(2):
+            store.put("T", b"%d" % n, keys=(f"k{n}",), deliver_at_ms=now + HOUR_MS)
+            assert store.cancel("T", f"k{n}")
+    shutil.rmtree(path / "timer")
+    with open_small(path) as store:
+        assert not store.cancel("T", "k0") and not store.reschedule("T", "k1", now + 2 * HOUR_MS)
+        store.put("T", b"2", keys=("k0",), deliver_at_ms=now + HOUR_MS)
+        assert store.cancel("T", "k0") and not store.cancel("T", "k0")
+        assert keys(store) == [] and store.stats()["delayed"] == {}
+    check_closed(path, SETTINGS)
 
 
 def test_a_key_counts_while_its_message_waits_whatever_the_window(path, late, now):
