@@ -130,6 +130,15 @@ class Client:
         """The first page of a list."""
         return list(self.get("/api/tasks", limit=50, **query)["tasks"])
 
+    def first_rows(self, **query: object) -> None:
+        """The first page that has rows, as the page of tasks asks for it."""
+        after: dict[str, str] = {}
+        while True:
+            page = self.get("/api/tasks", limit=50, within="400ms", **query, **after)
+            if page["tasks"] or page["next"] is None:
+                return
+            after = {"after": page["next"]}
+
     def through(self, **query: object) -> int:
         """The number of tasks of a whole list, page by page."""
         found, after = 0, {}
@@ -196,7 +205,10 @@ def in_a_browser(url: str, times: int) -> list[tuple[str, str, str]]:
     if program() is None:
         return []
     rows = []
-    with tempfile.TemporaryDirectory(prefix="browser-") as profile, Browser(Path(profile)) as page:
+    with (
+        tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as profile,
+        Browser(Path(profile)) as page,
+    ):
         for what, goal, place in (
             ("first page in a browser", "1,000 ms", "tasks"),
             ("the overview in a browser", "-", ""),
@@ -239,7 +251,7 @@ def measure(path: Path, tasks: int, rounds: int) -> list[tuple[str, str, str]]:
         row(
             "first rows of a text that few tasks have",
             "500 ms",
-            lambda n: client.first(text=f"customer-{n}'", within="400ms"),
+            lambda n: client.first_rows(text=f"customer-{n}'"),
         )
         few = min(rounds, 3)
         row("the beginning of an old id", "3,000 ms", lambda _: client.through(text=id_of(100)[:23]), few)

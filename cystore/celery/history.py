@@ -231,6 +231,7 @@ def search(
     store: MessageStore,
     contains: Contains,
     *,
+    in_events: Contains | None = None,
     worker: str | None = None,
     name: str | None = None,
     states: Collection[str] = (),
@@ -238,8 +239,8 @@ def search(
     end_ms: int | None = None,
 ) -> Iterator[Event | Transition | Passed]:
     """Those of `entries` whose records contain a text, as the log has it, and in between the places that the search has
-    passed."""
-    happened = _events(store, contains, None, None, None, worker, name, states, begin_ms, end_ms)
+    passed. `in_events`: another text for events, whose bodies say more about their form than those of results."""
+    happened = _events(store, in_events or contains, None, None, None, worker, name, states, begin_ms, end_ms)
     if worker is not None:
         return happened
     return reading.merged(happened, _transitions(store, contains, None, name, states, begin_ms, end_ms))

@@ -221,6 +221,8 @@ class CommitLog:
             yield from self._walk(begin, end, over_cleaned, texts, cold)
         finally:
             cold.end()
+            if texts is not None:
+                self.resident.look(now=True)  # many short scans in a row are as fast as a long one
 
     def _walk(
         self,

@@ -16,7 +16,9 @@ from functools import cached_property
 from typing import Any
 from uuid import UUID
 
+from cystore import Contains, FilterError
 from cystore.celery import history
+from cystore.celery.base import records
 from cystore.celery.base.events import Event
 from cystore.celery.base.reading import Passed, Source, Stores
 from cystore.celery.history import Transition
@@ -59,7 +61,7 @@ class Asked:
         contains = None if self.text is None else part_of(self.text)
         if contains is None:
             return history.entries(source, **conditions)
-        return history.search(source, contains, **conditions)
+        return history.search(source, contains, in_events=self._in_events, **conditions)
 
     def matches(self, entry: Entry) -> bool:
         """Whether a task may stand in the list at this entry."""
@@ -79,6 +81,17 @@ class Asked:
     def _as_stored(self) -> bytes:
         """The text as an event's body has it: most bodies need not be decoded."""
         return json.dumps(self.text)[1:-1].encode()
+
+    @cached_property
+    def _in_events(self) -> Contains | None:
+        """All forms in which an event has the text: in its body, in its name, at the beginning of its id. `contains` of
+        results is only the longest word of the text: most tasks may have that."""
+        text = self.text or ""
+        try:  # an id may be encoded because of what follows in it
+            encoded = records.key_of(text + " ").removesuffix("%20")
+            return Contains((self._as_stored, text, records.key_of(text), encoded))
+        except FilterError:  # a text that UTF-8 cannot encode
+            return None
 
     def _has_text(self, entry: Entry, text: str) -> bool:
         if (entry.task_id or "").startswith(text) or text in (entry.name or ""):

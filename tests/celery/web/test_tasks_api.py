@@ -212,6 +212,17 @@ def test_a_long_search_gets_on_page_by_page(tmp_path):
             assert 5 < len(cursors) == len(set(cursors)) < 200
 
 
+def test_a_search_reads_no_events_that_share_a_word_with_the_text(tmp_path):
+    """Newer ones may be very many."""
+    with cystore.open(tmp_path / "store") as store:
+        args = [f"('customer-{number % 3}',)" for number in range(300)]
+        write(store, [event_message("SENT", f"t{n}", "app.task", args=one) for n, one in enumerate(args)])
+        read = list(Asked(text="customer-1'").entries(store, None))
+        assert {one.task_id for one in read if isinstance(one, events.Event)} == {
+            f"t{n}" for n in range(1, 300, 3)
+        }
+
+
 @pytest.mark.parametrize("text", ["None", "True", "'", "ü", "€7", "\\n", "é-17", "line 1\nline 2", "%", "-"])
 def test_texts_that_the_log_writes_in_another_way(tmp_path, text):
     """Whatever JSON, Python or a key make of a text, a search for it finds the tasks that a reader sees with it."""
