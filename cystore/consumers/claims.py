@@ -27,7 +27,7 @@ from typing import NamedTuple
 from cystore._native.system.descriptor import ByteLock, Descriptor
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attachment import StoreHandle
-from cystore.clock import monotonic_s
+from cystore.clock import monotonic_s, now_ms
 from cystore.consumers.groups import table_of
 from cystore.consumers.settled import Range, SettledLog
 from cystore.consumers.table import NO_OFFSET
@@ -56,6 +56,9 @@ _PLACE = struct.Struct("<qQq8x")  # no place is in two pages
 _PLACE_WORDS, _OWNER_AT, _MARK_AT = 4, 8, 16
 _WORD = struct.Struct("<q")
 NOBODY, FREE = -1, 0
+_NOTE = struct.Struct(
+    "<QQQq"
+)  # of an owner, behind the incarnations: incarnation, PID namespace, pid, since when
 _LOCK_AT = 1 << 40
 UNUSED_S = 60.0  # a hold costs a write of the manifest, so a queue that is in use keeps it
 
@@ -72,6 +75,46 @@ class Claim(NamedTuple):
     redelivered: bool
 
 
+class OwnerNote(NamedTuple):
+    """A process that claims, for people: `since_ms` is when it began, ms since 1970."""
+
+    pid_namespace: int
+    pid: int
+    since_ms: int
+
+
+def owner_notes(root: Path) -> dict[int, OwnerNote]:
+    """Who claims in a store, by `Owner.id`; some of them may have ended. For readers."""
+    data = files.read_if_there(root / FOLDER / OWNERS) or b""
+    found = {}
+    for slot, at in enumerate(range(8 * OWNERS_MAX, len(data) - _NOTE.size + 1, _NOTE.size)):
+        incarnation, pid_namespace, pid, since_ms = _NOTE.unpack_from(data, at)
+        if incarnation:
+            found[incarnation << 16 | slot] = OwnerNote(pid_namespace, pid, since_ms)
+    return found
+
+
+def read_places(path: Path) -> tuple[int, list[tuple[int, int]]] | None:
+    """Of a file of claims, for readers: the first offset that was never claimed, and the queue offset and owner of each
+    place. None if the file is not there, or if its next user makes it again from the log."""
+    data = files.read_if_there(path) or b""
+    if len(data) < HEADER_BYTES or data[:8] != MAGIC:
+        return None
+    _, version, place_bytes, inode, boot_id = _HEADER.unpack_from(data)
+    with files.translated(path):
+        known = os.stat(path).st_ino
+    if (version, place_bytes, inode) != (VERSION, _PLACE.size, known) or boot_id.rstrip(b"\0") != _boot_id():
+        return None
+    following, count, _ = _STATE.unpack_from(data, _STATE_AT)
+    most = min(count, (len(data) - HEADER_BYTES) // _PLACE.size)
+    places = _PLACE.iter_unpack(data[HEADER_BYTES : HEADER_BYTES + most * _PLACE.size])
+    return following, [(offset, owner) for offset, owner, _ in places]
+
+
+def _boot_id() -> bytes:
+    return platform.identity()["boot_id"].encode("ascii")
+
+
 class Owner:
     """Something that claims, for as long as it lives: a consumer of this process. A forked child is none."""
 
@@ -85,6 +128,8 @@ class Owner:
         incarnation = secrets.randbits(40) | 1
         with files.translated(self._path):
             os.pwrite(self._file.fd, struct.pack("<Q", incarnation), 8 * self._slot)
+            note = _NOTE.pack(incarnation, platform.pid_namespace(), os.getpid(), now_ms())
+            os.pwrite(self._file.fd, note, 8 * OWNERS_MAX + _NOTE.size * self._slot)
         self.id, self._pid = incarnation << 16 | self._slot, os.getpid()
 
     @property
@@ -137,7 +182,7 @@ class ClaimedQueue:
         self.path = store._writable().root / FOLDER / self._settled.name
         self._hold = f"claims-{self.path.name}"
         self._lock, self._used_s = os_threads.RLock(), monotonic_s()
-        self._boot_id = platform.identity()["boot_id"].encode("ascii")
+        self._boot_id = _boot_id()
         self._inside = False
         self._given: dict[int, int] = {}  # by place: the queue offset of a claim that the owner got
         self._file = self._opened()

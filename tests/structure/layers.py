@@ -83,6 +83,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.celery.stores", "one open store for each path and process"),
     ("cystore.celery.base", "the plugin's base: records, processes, pools, leases, queues"),
     ("cystore.celery.transport", "a broker in a store: kombu's transport"),
+    ("cystore.celery.move", "a broker's queues: what they hold, and their way into another broker"),
     ("cystore.celery.homes", "a task's home: the store that has its results"),
     ("cystore.celery.replicas", "replicas of other homes on this host"),
     ("cystore.celery.routing", "results of other hosts: requests, answers, the client"),

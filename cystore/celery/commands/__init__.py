@@ -1,5 +1,5 @@
 """The commands under ``celery -A APP cystore``: one small module for each. All but
-`create` and `rerun` only read, and no worker has to run.
+`create`, `rerun`, `queue` and `move` only read, and no worker has to run.
 
 Each of Celery's programs loads this module, before the app and whatever the arguments are. So this module imports no
 command before it is used, and no part of cystore that opens stores. If nothing uses the result backend
@@ -28,6 +28,9 @@ _MODULES = (
     "cystore.celery.commands.doctor",
     "cystore.celery.commands.duties",
     "cystore.celery.commands.eta",
+    "cystore.celery.commands.move",
+    "cystore.celery.commands.queue",
+    "cystore.celery.commands.queues",
     "cystore.celery.commands.report",
     "cystore.celery.commands.schedules",
     "cystore.celery.commands.status",
