@@ -168,7 +168,9 @@ def _settled(store: MessageStore, topics: Mapping[str, Any], topic: str, queue_i
     for queue_id in queue_ids:
         light = f"{LMQ_PREFIX}settled-{SettledLog(store, GROUP, topic, queue_id).name}"
         if light in topics:
-            count += max(topics[light][0].end - store.offset_by_time(light, 0, since_ms, boundary="lower"), 0)
+            count += max(
+                topics[light][0].max_offset - store.offset_by_time(light, 0, since_ms, boundary="lower"), 0
+            )
     own = ack_topic(GROUP)
     if own not in topics:
         return count
