@@ -4,7 +4,6 @@ an app."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from urllib.parse import quote
@@ -19,7 +18,7 @@ from cystore.celery.move import drain, listed
 from cystore.celery.move.carry import target_of
 from cystore.errors import hidden
 from cystore.operate.command import FAILED, FOUND_WRONG
-from cystore.operate.output import one_line, write_note
+from cystore.operate.output import one_line, write_json, write_note
 from cystore.operate.progress import progress
 
 
@@ -56,7 +55,7 @@ def main(arguments: list[str]) -> int:
         )
         return FAILED
     for one in done:
-        print(json.dumps(one._asdict()))
+        write_json(one._asdict())
     return FOUND_WRONG if any(one.held for one in done) else 0
 
 

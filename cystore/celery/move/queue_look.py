@@ -1,5 +1,5 @@
-"""What the queues of a broker in a store hold: read from the log and from the files of claims, by a store that is open
-for reading only. Nothing is claimed, and no file is made."""
+"""The content of the queues of a broker in a store, for people: read from the log and from the files of claims, by a
+store that is open for reading only. Nothing is claimed, and no file is made."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_what_cannot_be_done_is_said(app, call, run, url):
         assert "no queue 'cellery'; did you mean celery?" in call(*words, code=2).output
     assert "is both queues" in call("queue", "move", "celery", "celery", code=2).output
     gone = call("move", "--to", "redis://127.0.0.1:1/0", code=2).output
-    assert "does not take the messages" in gone and "What was not moved stays" in gone
+    assert "does not take the messages" in gone and "The other messages stay" in gone
     assert "1 messages were dropped" in call("queue", "purge", "celery").stdout
 
 

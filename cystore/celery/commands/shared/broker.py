@@ -88,5 +88,5 @@ def as_broker_errors(url: str) -> Iterator[None]:
     except (KombuError, OSError) as error:
         text = one_line(f"{type(error).__name__}: {error}")
         raise app_store.CommandError(
-            f"{hidden(url)} does not take the messages: {text}. What was not moved stays: repeat the command"
+            f"{hidden(url)} does not take the messages: {text}. The other messages stay: repeat the command"
         ) from error
