@@ -4,7 +4,9 @@ descriptor. Nothing polls; an idle worker wakes once a second, to look whether a
 from __future__ import annotations
 
 import logging
+import math
 import os
+import select
 from collections.abc import Callable
 
 from cystore import MessageStore, StoreError
@@ -49,6 +51,15 @@ class Bell:
         if not self._closed:
             os.eventfd_write(self.fd, 1)
 
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleeps until the bell rings."""
+        if not hasattr(select, "poll"):  # eventlet has none, and no descriptor above 1,023 either
+            select.select([self.fd], [], [], timeout_s)
+            return
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
+
     def quiet(self) -> None:
         """Makes `fd` unreadable."""
         try:
@@ -70,6 +81,8 @@ class Bell:
                     log.warning(
                         "%s: the broker's messages are looked at once more: %s", self._store.path, error
                     )
+            except Exception:  # without this thread the worker would sleep for ever
+                log.exception("%s: the broker's messages are looked at once more", self._store.path)
             self.ring()
         os.close(self.fd)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -82,6 +83,7 @@ class Channel(virtual.Channel):
         self._claims: dict[str, tuple[ClaimedQueue, Claim]] = {}  # by delivery tag
         # Of queues that live as long as their consumer: the next place for each priority.
         self._positions: dict[str, list[int]] = {}
+        self._left: dict[str, list[dict[str, Any]]] = {}  # what they gave, and no consumer got
         self._auto_delete: set[str] = set()
 
     # ------------------------------------------------------------------------------------------ exchanges and queues
@@ -94,6 +96,9 @@ class Channel(virtual.Channel):
         arguments: Any = None, nowait: bool = False, passive: bool = False,
     ) -> None:  # fmt: skip
         name = exchange or f"amq.{type or 'direct'}"
+        if not passive and (type or "direct") not in self.exchange_types:
+            kinds = ", ".join(sorted(self.exchange_types))
+            raise MessageIllegalError(f"exchange {name!r}: there is no type {type!r}, but {kinds}")
         known = self.connection.directory.exchange(name)
         if known is not None and name not in self.state.exchanges:
             self.state.exchanges[name] = {**known, "table": []}
@@ -190,7 +195,12 @@ class Channel(virtual.Channel):
             return
         priority = self._get_message_priority(message)
         expiration = message["properties"].get("expiration")
-        expires = {} if expiration is None else {"expires_at_ms": now_ms() + int(expiration)}
+        try:
+            expires = {} if expiration is None else {"expires_at_ms": now_ms() + int(expiration)}
+        except (TypeError, ValueError, OverflowError) as error:
+            raise MessageIllegalError(
+                f"queue {queue!r}: expiration is a number of milliseconds, not {expiration!r}"
+            ) from error
         connection.store.put(topic_of(queue), frames.encode(message), queue_id=priority, **expires)
         connection.kept(queue, priority)
         connection.store.wake_key(KEY)
@@ -321,13 +331,27 @@ class Channel(virtual.Channel):
         positions = self._positions.setdefault(queue, list(begin))
         bound = (one[0] for one in self.connection.directory.read()["bindings"] if one[3] == queue)
         wanted = {_tag("q", queue), *(_tag("x", exchange) for exchange in bound)}
-        found: list[dict[str, Any]] = []
+        left = self._left.get(queue, [])
+        found, left[:count] = left[:count], []
         for priority in range(self.max_priority, self.min_priority - 1, -1):
+            most = count
             while len(found) < count:
                 at = positions[priority]
-                result = store.get(
-                    PASSING_TOPIC, priority, at, count - len(found), tags=" || ".join(sorted(wanted))
-                )
+                try:
+                    result = store.get(
+                        PASSING_TOPIC,
+                        priority,
+                        at,
+                        min(most, count - len(found)),
+                        tags=" || ".join(sorted(wanted)),
+                    )
+                except CorruptRecordError as error:
+                    if most > 1:
+                        most = 1  # the others are read one by one
+                    else:
+                        log.error("%s/%d: the message %d is left out: %s", PASSING_TOPIC, priority, at, error)
+                        positions[priority] = at + 1
+                    continue
                 for message in result.messages:
                     payload = self._decoded(message)
                     if payload is not None:
@@ -355,6 +379,14 @@ class Channel(virtual.Channel):
                 StoreError
             ):  # it was closed first: then somebody finds them when the process has ended
                 self.connection.store.wake_key(KEY)
+
+    def put_back(self, queue: str, payloads: Collection[dict[str, Any]]) -> None:
+        """Messages that were taken and came to no consumer are the next ones."""
+        tags = [payload["properties"]["delivery_tag"] for payload in payloads]
+        if self.connection.directory.passing(queue) is not None:
+            self._left.setdefault(queue, []).extend(payloads)
+        elif tags:
+            self.give_back(tags)
 
     def _size(self, queue: str) -> int:
         if self.connection.directory.passing(queue) is not None:

@@ -20,6 +20,7 @@ from cystore.system.key_lock import NameLocks
 
 NAME, LOCKS = "celery_broker.json", "celery_broker.lock"
 WAIT_S = 10.0
+PRIORITIES = 10  # 0 to 9
 
 Binding = tuple[str, str, str, str]  # exchange, routing key, pattern, queue
 
@@ -49,8 +50,8 @@ class Directory:
         data = files.read_if_there(self._path)
         try:
             found = json.loads(data) if data else {}
-            return {name: type(value)(found.get(name, value)) for name, value in _empty().items()}
-        except (ValueError, TypeError, AttributeError) as error:
+            return _checked({name: type(value)(found.get(name, value)) for name, value in _empty().items()})
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             raise StoreFormatError(
                 f"the broker's exchanges and bindings cannot be read ({error}): remove the file, its programs declare "
                 "them again when they start",
@@ -118,8 +119,9 @@ class Directory:
     def add_passing(
         self, queue: str, begin: list[int], owner: int, ended: Callable[[set[int]], set[int]]
     ) -> None:
-        """Declares such a queue. Those of owners that do not live any more go."""
-        if queue in self.read()["passing"]:
+        """Declares such a queue. Those of owners that do not live any more go, also one of the same name."""
+        known = self.read()["passing"].get(queue)
+        if known is not None and not ended({int(known["owner"])}):
             return
         with self.changing() as state:
             owners = {int(one["owner"]) for one in state["passing"].values()}
@@ -157,6 +159,25 @@ class Directory:
     def close(self) -> None:
         """Gives the lock's descriptors back."""
         self._locks.close()
+
+
+def _checked(state: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError, TypeError, or LookupError for a state that no broker wrote."""
+    texts = [*state["lasting"], *(one["type"] for one in state["exchanges"].values())]
+    for binding in state["bindings"]:
+        _exchange, _key, _pattern, _queue = binding
+        texts += binding
+    numbers = [one["owner"] for one in state["passing"].values()]
+    for one in state["passing"].values():
+        if len(one["begin"]) != PRIORITIES:
+            raise ValueError(f"a queue begins at {len(one['begin'])} places, not at {PRIORITIES}")
+        numbers += one["begin"]
+    odd = [one for one in texts if not isinstance(one, str)] + [
+        one for one in numbers if type(one) is not int
+    ]
+    if odd:
+        raise ValueError(f"{odd[0]!r} has the wrong type")
+    return state
 
 
 def _empty() -> dict[str, Any]:

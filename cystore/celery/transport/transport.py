@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -21,6 +20,7 @@ from cystore.consumers.claims import Claim, ClaimedQueue, Owner
 ALIAS = "cystore"
 GROUP = "celery"
 LOOK_S = 5.0  # between two moves of a queue's offset
+ASK_DEAD_S = 1.0  # between two looks for dead owners of a queue's messages
 
 
 class Transport(virtual.Transport):
@@ -45,6 +45,7 @@ class Transport(virtual.Transport):
         self._bell: Bell | None = None
         self._queues: OrderedDict[tuple[str, int], ClaimedQueue] = OrderedDict()
         self._look_at_s, self._turn = 0.0, 0
+        self._ask_dead_at_s: dict[str, float] = {}  # by topic
         self._waits, self._pid = False, os.getpid()
         self._full: list[Channel] = []  # they could take nothing at the last look
 
@@ -98,14 +99,20 @@ class Transport(virtual.Transport):
         return self._known_directory
 
     def claimed_queues(self, queue: str) -> list[ClaimedQueue]:
-        """The queues of a topic that there are, highest priority first."""
+        """The queues of a topic that there are, highest priority first. Messages of dead owners are free again."""
         topic, store = topic_of(queue), self.store
         control = store._attached().control
-        return [
+        found = [
             self._queue(topic, priority)
             for priority in range(Channel.max_priority, Channel.min_priority - 1, -1)
             if control.find_queue(topic, priority) >= 0
         ]
+        # The bell asks only in an idle worker, and not every program has one.
+        if (now_s := monotonic()) >= self._ask_dead_at_s.get(topic, 0.0):
+            self._ask_dead_at_s[topic] = now_s + ASK_DEAD_S
+            for claimed in found:
+                claimed.take_over()
+        return found
 
     def _queue(self, topic: str, priority: int) -> ClaimedQueue:
         found = self._queues.get((topic, priority))
@@ -175,7 +182,7 @@ class Transport(virtual.Transport):
             if left_s is not None and left_s <= 0:
                 raise TimeoutError
             self.bell.arm(seen)
-            select.select([self.bell.fd], [], [], left_s)
+            self.bell.wait(left_s)
             self.bell.quiet()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
@@ -213,12 +220,13 @@ class Transport(virtual.Transport):
                 room = channel.room() if channel.connection is not None else 0
                 if not room:
                     break
-                for payload in channel.take(queue, room):
-                    count += 1
-                    if queue in self._callbacks:
-                        self._deliver(payload, queue)
-                    else:  # an earlier one's callback cancelled the consumer
-                        channel.give_back([payload["properties"]["delivery_tag"]])
+                payloads = deque(channel.take(queue, room))
+                count += len(payloads)
+                try:
+                    while payloads and queue in self._callbacks:
+                        self._deliver(payloads.popleft(), queue)
+                finally:  # a callback raised, or cancelled the consumer
+                    channel.put_back(queue, payloads)
         now_s = monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
