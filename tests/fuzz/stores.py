@@ -17,6 +17,7 @@ import cystore
 from cystore import StoreError, layout
 from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits, TagFilter
+from cystore._native.filters.text_walk import next_containing
 from cystore._native.lookup import sequence, tail, tail_table
 from cystore._native.lookup.counts import ReadCounts
 from cystore._native.lookup.key_reader import KeyReader
@@ -46,6 +47,7 @@ WROTE_AT, DISPATCHED_AT = (
     next(at for field, at in layout.CONTROL_FIELDS if field.name == name) for name in ("wrote", "dispatched")
 )
 SLOTS, CAPACITY = 11, 40
+TEXTS = [cystore.Contains(text) for text in ("T", "body", (b"u1", b"none"), b"none")]
 LIMITS = BatchLimits(
     memory_bytes=1 << 20, bytes_in_memory=1 << 16, count_in_memory=32, bytes_in_disk=1 << 14, count_in_disk=8
 )
@@ -152,6 +154,34 @@ class _Near:
 
     def report(self, damaged: list[CorruptRecordError]) -> None:
         """Damage is expected here."""
+
+
+def run_text(data: bytes) -> None:
+    """The walk to a record that contains a text, over a log of which any byte may be wrong: in one call, and record by
+    record."""
+    log = bytes(_edited(data)[0])
+    file, end = _mapped(log), len(log)
+    for contains in TEXTS:
+        at = 0
+        while at < end:
+            found, step = next_containing(file, at, end, end, contains.program), at
+            while step < end:
+                following = next_containing(file, step, step + 1, end, contains.program)
+                if following == step:
+                    break
+                same("goes on", following > step, True)
+                step = following
+            same("found", found, step)
+            try:
+                row = parse(log[found:]) if found < end else None
+            except NotValid:
+                break
+            if not isinstance(row, Record) or row.physical_offset != found:
+                break  # a record of another place stops the walk
+            if row.sys_flag & layout.CONSTANTS["SYS_FLAG_COMPRESSED"][0]:
+                break
+            same("taken", any(text in row.raw for text in contains.texts), True)
+            at = found + row.size
 
 
 def run_query(data: bytes) -> None:
@@ -466,6 +496,7 @@ PUTS = [
 TARGETS = (
     Target("queue", run_queue, lambda: EDITS, None, 8_000),
     Target("query", run_query, lambda: EDITS, None, 8_000),
+    Target("text", run_text, lambda: EDITS, None, 3_000),
     Target("control", run_control, lambda: EDITS, None, 3_000),
     Target("light", run_light, lambda: LIGHT, None, 3_000),
     Target("put", run_put, lambda: PUTS, None, 15_000),

@@ -91,6 +91,7 @@ REACHED_BY = {
     "delay": "put",
     "due_run": "store",
     "log_walk": "scan",
+    "text_walk": "text",
     "index_chains": "mend",
     "columns": "columns",
     "entries": "entries",

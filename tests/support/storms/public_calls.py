@@ -441,6 +441,7 @@ ROWS: dict[str, Row] = {
     "Duties.step": lambda w: {"duty": "flush", "token": 1 << 40, "ttl_ms": 0, "wait_ms": 1000},
     "Duties.highest_token": lambda w: {"duty": "flush"},
     "Duties.last": lambda w: {"duty": "flush"},
+    "Duties.lease": lambda w: {"duty": "flush"},
     "Duties.lease_left_ms": lambda w: {"duty": "flush"},
     "Duties.ran": lambda w: {"duty": "flush", "run": DutyRun(1, 2, 3, Outcome.DONE)},
     # ---------------------------------------------------------------------------------------------- snapshot
