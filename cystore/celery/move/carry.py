@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from kombu import Connection, Exchange, Queue
 
+from cystore.celery.transport import Transport
 from cystore.consumers.claims import ClaimedQueue
+from cystore.errors import StoreConfigError
 
 AT_ONCE = 64
 CONNECT_S = 5.0
@@ -85,7 +87,15 @@ def drain(
     told: Callable[[str, int], object] = lambda queue, moved: None,
 ) -> list[Carried]:
     """Moves the ready messages of queues into queues of the same names in another broker. `known` has the queues that
-    an app declares; others are made as queues that last. Raises the errors of the other broker."""
+    an app declares; others are made as queues that last. Raises the errors of the other broker, and StoreConfigError
+    if that is the same store: its queues would never be empty."""
+    here: Any = source.connection
+    there: Any = target.connection
+    if isinstance(there, Transport) and there.store.path.samefile(here.store.path):
+        raise StoreConfigError(
+            "both brokers are this store: name another one, or move single queues with `celery cystore queue move`",
+            path=here.store.path,
+        )
     done = []
     for name in queues:
         queue = (known or {}).get(name) or Queue(name, Exchange(""), routing_key=name, durable=True)

@@ -181,6 +181,14 @@ def test_a_kill_at_each_place_loses_nothing(app, redis, tmp_path, build_environm
     assert len(found) - len(sent) <= kills
 
 
+def test_a_move_into_the_same_store_is_refused(app, call, listed, url, tmp_path):
+    send(app, 2)
+    (tmp_path / "other_name").symlink_to(tmp_path / "store")
+    for same in (url, f"cystore://{tmp_path}/other_name"):
+        assert "both brokers are this store" in call("move", "--to", same, code=2).output
+    assert listed()["celery"]["ready"] == 2
+
+
 def test_a_broker_that_fails_in_the_middle_gets_the_rest_later(app, call, listed, redis, monkeypatch):
     other = Connection(redis.broker_url)
     other.channel().client.flushdb()
