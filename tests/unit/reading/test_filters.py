@@ -514,6 +514,17 @@ def test_a_scan_steps_over_records_without_the_text(tmp_path_factory, sizes, tex
             assert found == [place for place in expected if first <= place < end]
 
 
+def test_a_text_across_the_end_of_a_piece_is_found(tmp_path):
+    """The walk searches 64 KiB at once. Bodies move the text over the end of the first and of the second piece, byte by
+    byte."""
+    text = b"across"
+    with open_small(tmp_path / "store", mapped_file_size_commit_log_bytes=64 << 20) as store:
+        for pieces in (1, 2):
+            for at in range((pieces << 16) - 200, (pieces << 16) + 20):
+                store.put("T", bytes(at) + text + bytes(100))
+        assert len(list(store.scan(filter=Contains(text)))) == 440
+
+
 def test_a_scan_for_a_text_gives_what_is_compressed(tmp_path):
     """Its body is not searched."""
     with open_small(tmp_path / "store") as store:
