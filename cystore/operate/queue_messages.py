@@ -39,12 +39,20 @@ def report_stepped_over(store: MessageStore) -> None:
     """Reports the ranges of the log whose records are missing among a store's messages: holes, and lost ranges behind
     the end."""
     ranges = [(begin, end, "left out") for begin, end in store.stats()["holes"]]
-    if store.recovery is not None and store.recovery.lost is not None:
-        ranges.append((*store.recovery.lost, "lost"))
+    lost = lost_range(store)
+    if lost is not None:
+        ranges.append((*lost, "lost"))
     for begin, end, what in ranges[:DAMAGE_LINES]:
         write_note(f"bytes {begin}..{end} of the log are damaged; their records are {what}")
     if len(ranges) > DAMAGE_LINES:
         write_note(f"{len(ranges)} ranges of the log are damaged; `cystore verify` lists all damage")
+
+
+def lost_range(store: MessageStore) -> tuple[int, int] | None:
+    """The durable records behind the end of the log that recovery could not read; None without such a range, and when
+    new records have its place."""
+    lost = None if store.recovery is None else store.recovery.lost
+    return lost if lost is not None and lost[0] >= store.wrote_position else None
 
 
 @dataclass

@@ -264,6 +264,14 @@ def of_key(
         count = min(count * 4, PAGE) if fresh else count * 4
 
 
+def check_key(source: Source, topics: Iterable[str], key: str) -> None:
+    """Raises CorruptRecordError if a damaged record may have been a message with a key in one of the topics."""
+    for store in source.by_home.values() if isinstance(source, Stores) else (source,):
+        for topic in topics:
+            for error in store.query(topic, key, 1).damaged:
+                raise error
+
+
 def _behind(
     store: MessageStore, dispatched: int, is_wanted: Callable[[Message], bool], contains: Contains | None
 ) -> Iterator[Message]:

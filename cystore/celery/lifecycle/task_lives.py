@@ -17,7 +17,7 @@ from celery import states
 
 from cystore import Message
 from cystore.celery import history
-from cystore.celery.base import events, records
+from cystore.celery.base import events, reading, records
 from cystore.celery.base.events import Event
 from cystore.celery.base.reading import Source
 from cystore.celery.history import Transition
@@ -339,8 +339,12 @@ def kept(newest_first: Iterable[Event | Transition]) -> list[Event | Transition]
 
 
 def entries_of(store: Source, task_id: str) -> list[Event | Transition]:
-    """The entries of a task in the log, as `kept`."""
-    return kept(history.entries(store, task_id=task_id))
+    """The entries of a task in the log, as `kept`. Raises CorruptRecordError if none can be read, and a damaged record
+    may have been an entry."""
+    found = kept(history.entries(store, task_id=task_id))
+    if not found:
+        reading.check_key(store, (events.EVENTS, records.RESULTS), records.key_of(task_id))
+    return found
 
 
 def life_of(store: Source, task_id: str, is_valid: Callable[[Message], bool] = any_record) -> Life | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cystore import MessageStore, StoreError
+from cystore import CorruptRecordError, MessageStore, StoreError
 from cystore.ha.role import role_of
 from cystore.ha.status import present_status
 from cystore.operate.output import one_line, time_text
+from cystore.operate.queue_messages import lost_range
 from cystore.recovery.restore import listed
 from cystore.services.duty_table import DUTIES
 from cystore.web.answers.open_stores import OpenStores
@@ -23,16 +24,17 @@ def healths(stores: OpenStores) -> list[dict[str, Any]]:
         try:
             found.append({"path": str(path), "status": "ok", **_health(stores.open(path))})
         except StoreError as error:
-            found.append({"path": str(path), "status": "away", "error": one_line(str(error))})
+            status = "damaged" if isinstance(error, CorruptRecordError) else "away"
+            found.append({"path": str(path), "status": status, "error": one_line(str(error))})
     return found
 
 
 def _health(store: MessageStore) -> dict[str, Any]:
     stats = store.stats()
     holes = [list(hole) for hole in stats["holes"]]
-    topics = store.topics()
+    topics, lost = store.topics(), lost_range(store)
     return {
-        "status": "damaged" if holes else "ok",
+        "status": "damaged" if holes or lost else "ok",
         "last_record": time_text(stats["last_store_timestamp_ms"]),
         "log_bytes": stats["wrote"] - stats["min_physical_offset"],
         "segments": _segments(store, stats),
@@ -42,6 +44,7 @@ def _health(store: MessageStore) -> dict[str, Any]:
         "dispatch_behind_bytes": stats["dispatch_behind_bytes"],
         "disk_used_percent": round(store.used_disk_percent(), 1),
         "holes": holes,
+        "lost": None if lost is None else list(lost),
         "quarantine": _quarantine(store),
         "replication": _replication(store, stats["wrote"]),
         "put_count": stats["put_count"],

@@ -582,6 +582,7 @@ async function stores() {
       fact("Not flushed", bytes(one.flush_behind_bytes)), fact("Not dispatched", bytes(one.dispatch_behind_bytes)),
       fact("Segments", `${one.segments} of ${bytes(one.segment_bytes)}`), fact("Disk used", `${one.disk_used_percent} %`),
       fact("Damaged ranges", one.holes.length ? one.holes.map((hole) => hole.join(" to ")).join(", ") : "none"),
+      one.lost && fact("Lost at the end", one.lost.join(" to ")),
       fact("Puts that failed", one.put_failed), fact("Delayed messages", one.delayed)),
     dutiesOf(one),
     one.replication && replication(one.replication),

@@ -21,7 +21,7 @@ from cystore.web.access import Rates
 from tests.celery.conftest import wait_until
 from tests.structure.sources import ROOT
 from tests.support.celery.logs import event_message, runs, write
-from tests.support.celery.web import CYSTORE, TIMEOUT_S, WebServer, asked
+from tests.support.celery.web import CYSTORE, TIMEOUT_S, WebServer, asked, status_of
 from tools.processes import ends_with_us
 
 TOKEN = "a-token-of-the-test"
@@ -267,28 +267,10 @@ def test_a_watcher_too_many(path, monkeypatch):
 
 def test_an_app_of_ones_own(path):
     """`create_app` is an ASGI app, of paths or of open stores, whose handles it leaves open."""
-    import asyncio
-
-    async def status(app, target):
-        sent = []
-        scope = {
-            "type": "http", "method": "GET", "path": target, "raw_path": target.encode(), "query_string": b"",
-            "headers": [], "http_version": "1.1", "scheme": "http", "root_path": "", "client": ("c", 1),
-        }  # fmt: skip
-
-        async def receive():
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message):
-            sent.append(message)
-
-        await app(scope, receive, send)
-        return sent[0]["status"]
-
     with cystore.open(path) as store:
         for given in (path, [path], store, [store]):
             app = web_app.create_app(given)
-            assert asyncio.run(status(app, "/api/tasks")) == 200
+            assert status_of(app, "/api/tasks") == 200
             app.state.stores.close()
         assert not store.closed
     for wrong in ({"stores": []}, {"stores": path, "token": ""}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ from http.client import HTTPMessage
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
+
+from starlette.types import ASGIApp, Message
 
 from tests.structure.sources import ROOT
 from tools.processes import ends_with_us
@@ -52,6 +55,27 @@ def asked(url: str, headers: Mapping[str, str] | None = None, method: str = "GET
     except urllib.error.HTTPError as error:
         with error:
             return Answer(error.code, error.headers, error.read())
+
+
+def status_of(app: ASGIApp, address: str) -> int:
+    """The status of an app's answer, without a server."""
+    sent: list[Message] = []
+    scope = {
+        "type": "http", "method": "GET", "path": address, "raw_path": address.encode(), "query_string": b"",
+        "headers": [], "http_version": "1.1", "scheme": "http", "root_path": "", "client": ("c", 1),
+    }  # fmt: skip
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        await app(scope, receive, send)
+
+    asyncio.run(ask())
+    return int(sent[0]["status"])
 
 
 class WebServer:
