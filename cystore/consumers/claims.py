@@ -94,9 +94,9 @@ def owner_notes(root: Path) -> dict[int, OwnerNote]:
     return found
 
 
-def read_places(path: Path) -> tuple[int, list[tuple[int, int]]] | None:
+def read_places(path: Path, wrote: int) -> tuple[int, list[tuple[int, int]]] | None:
     """Of a file of claims, for readers: the first offset that was never claimed, and the queue offset and owner of each
-    place. None if the file is not there, or if its next user makes it again from the log."""
+    place. None if the file is not there, or if its next user makes it again from the log, which ends at `wrote`."""
     data = files.read_if_there(path) or b""
     if len(data) < HEADER_BYTES or data[:8] != MAGIC:
         return None
@@ -105,10 +105,24 @@ def read_places(path: Path) -> tuple[int, list[tuple[int, int]]] | None:
         known = os.stat(path).st_ino
     if (version, place_bytes, inode) != (VERSION, _PLACE.size, known) or boot_id.rstrip(b"\0") != _boot_id():
         return None
-    following, count, _ = _STATE.unpack_from(data, _STATE_AT)
-    most = min(count, (len(data) - HEADER_BYTES) // _PLACE.size)
-    places = _PLACE.iter_unpack(data[HEADER_BYTES : HEADER_BYTES + most * _PLACE.size])
+    try:
+        following, count = _state(data, len(data), wrote)
+    except _DamagedError:
+        return None
+    places = _PLACE.iter_unpack(data[HEADER_BYTES : HEADER_BYTES + count * _PLACE.size])
     return following, [(offset, owner) for offset, owner, _ in places]
+
+
+def _state(head: bytes, file_bytes: int, wrote: int) -> tuple[int, int]:
+    """From the beginning of a file of claims: the first offset that was never claimed, and the number of places. Raises
+    _DamagedError for a file that no process wrote. No log up to `wrote` has more messages, whatever is dispatched."""
+    if len(head) < _STATE_AT + _STATE.size or head[: len(MAGIC)] != MAGIC:
+        raise _DamagedError
+    following, count, _ = _STATE.unpack_from(head, _STATE_AT)
+    room, most = max(file_bytes - HEADER_BYTES, 0) // _PLACE.size, wrote // RECORD_SIZE_MIN + 1
+    if not 0 <= following <= most or not 0 <= count <= room:
+        raise _DamagedError
+    return following, count
 
 
 def _boot_id() -> bytes:
@@ -116,7 +130,8 @@ def _boot_id() -> bytes:
 
 
 class Owner:
-    """Something that claims, for as long as it lives: a consumer of this process. A forked child is none."""
+    """Something that claims, for as long as it lives: a consumer of this process. A forked child is none. It has a
+    place among the owners from its first claim on; before, it only asks who lives."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / FOLDER
@@ -124,24 +139,36 @@ class Owner:
         self._path = self._folder / OWNERS
         self._file: Descriptor = files.open_file(self._path, os.O_RDWR | os.O_CREAT)
         self._locks = PlaceLocks(self._path)
-        self._slot = self._take()
-        incarnation = secrets.randbits(40) | 1
-        with files.translated(self._path):
-            os.pwrite(self._file.fd, struct.pack("<Q", incarnation), 8 * self._slot)
-            note = _NOTE.pack(incarnation, platform.pid_namespace(), os.getpid(), now_ms())
-            os.pwrite(self._file.fd, note, 8 * OWNERS_MAX + _NOTE.size * self._slot)
-        self.id, self._pid = incarnation << 16 | self._slot, os.getpid()
+        self._id, self._pid = FREE, os.getpid()
+        self._lock = os_threads.Lock()
+
+    @property
+    def id(self) -> int:
+        """The number that stands beside what it claims. Raises StoreResourceError for one owner too many."""
+        if self._id == FREE:
+            undisturbed(self._begin)
+        return self._id
 
     @property
     def is_here(self) -> bool:
         """Whether this process made the owner; a forked child of it has no claims."""
         return self._pid == os.getpid()
 
+    def _begin(self) -> None:
+        with self._lock:
+            if self._id == FREE:
+                self._id = self._take()
+
     def _take(self) -> int:
         others = set(self._locks.others(0, OWNERS_MAX))
         for slot in range(OWNERS_MAX):
             if slot not in others and self._locks.try_take(slot):
-                return slot
+                incarnation = secrets.randbits(40) | 1
+                with files.translated(self._path):
+                    os.pwrite(self._file.fd, struct.pack("<Q", incarnation), 8 * slot)
+                    note = _NOTE.pack(incarnation, platform.pid_namespace(), os.getpid(), now_ms())
+                    os.pwrite(self._file.fd, note, 8 * OWNERS_MAX + _NOTE.size * slot)
+                return incarnation << 16 | slot
         raise StoreResourceError(
             f"{OWNERS_MAX} consumers compete for messages of the store already, and no more have room",
             path=self._path,
@@ -150,7 +177,7 @@ class Owner:
     def dead(self, owners: Iterable[int]) -> set[int]:
         """Those of these owners that do not live any more. One whose number was lost with a part of the file counts as
         alive until the lock of its place is free."""
-        asked = {owner for owner in owners if owner not in (FREE, self.id)}
+        asked = {owner for owner in owners if owner not in (FREE, self._id)}
         if not asked:
             return set()
         alive = set(self._locks.others(0, OWNERS_MAX))
@@ -381,14 +408,7 @@ class ClaimedQueue:
                     "come once more",
                     path=self.path,
                 )
-            if len(head) < _STATE_AT + _STATE.size or head[: len(MAGIC)] != MAGIC:
-                raise _DamagedError
-            following, count, _ = _STATE.unpack_from(head, _STATE_AT)
-            room = max(found.st_size - HEADER_BYTES, 0) // _PLACE.size
-            # No log of this length has more messages, whatever is dispatched of it.
-            most = self._store._attached().control.wrote // RECORD_SIZE_MIN + 1
-            if not 0 <= following <= most or not 0 <= count <= room:
-                raise _DamagedError
+            following, count = _state(head, found.st_size, self._store._attached().control.wrote)
             data = os.pread(self._file.fd, count * _PLACE.size, HEADER_BYTES)
         words = array("Q", data[: len(data) // _PLACE.size * _PLACE.size])
         offsets = array("q", words[::_PLACE_WORDS].tobytes())

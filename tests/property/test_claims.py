@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cystore
-from cystore.consumers.claims import _STATE_AT, FOLDER, Claim, ClaimedQueue, Owner
+from cystore.consumers.claims import _STATE_AT, FOLDER, Claim, ClaimedQueue, Owner, owner_notes
 from tests.property.test_store import scratch
 from tests.support.small_stores import SETTINGS as SMALL
 
@@ -224,4 +224,21 @@ def test_a_claim_that_was_killed_leaves_no_second_place():
         model.claim(0, 2)  # in another one, and in the first of them
         model.settle(0, 2)
         model.compare()
+        model.close()
+
+
+def test_who_only_asks_has_no_place_among_the_owners():
+    """A program that only puts asks for dead owners too."""
+    with scratch() as path:
+        model = Model(path)
+        asks = Owner(path)
+        queue = ClaimedQueue(model.store, lambda: asks, "g", "T", 0)
+        model.put()
+        model.claim(0, 1)
+        assert queue.take_over() == 0 and queue.claimed() == [(0, model.owners[0].id)]
+        model.owners[0].close()
+        assert queue.take_over() == 1
+        assert len(owner_notes(path)) == 1, "only the one that claimed"
+        queue.close()
+        asks.close()
         model.close()
