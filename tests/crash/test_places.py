@@ -22,8 +22,8 @@ def test_the_kill_row_uses_every_failpoint_of_the_sources():
     (test_once_kill.py), of transactions (test_transaction_kill.py), of compaction (test_compact_kill.py), of light
     queues (test_light_kill.py), of the files ahead of a store that is closed (test_close_kill.py), of a log that is
     copied from a master (tests/ha/test_follow.py), of a pool of buffers (test_pool_kill.py), of registered filters
-    (test_filter_kill.py), of claims (test_claims_kill.py), and of a handle that only reads and is alone
-    (test_reader_follows.py)."""
+    (test_filter_kill.py), of claims (test_claims_kill.py), of a move into another broker (test_queues.py), and of a
+    handle that only reads and is alone (test_reader_follows.py)."""
     elsewhere = (
         "clean.",
         "deliver.",
@@ -48,6 +48,7 @@ def test_the_kill_row_uses_every_failpoint_of_the_sources():
         "manifest.",
         "withdraw.",
         "claims.",
+        "move.",
     )
     assert set(PLACES) == {name for name in in_sources() if not name.startswith(elsewhere)}
     assert len(PLACES) >= 40

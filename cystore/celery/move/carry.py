@@ -12,13 +12,16 @@ from typing import Any, NamedTuple
 
 from kombu import Connection, Exchange, Queue
 
+from cystore._native.system.failpoint import failpoint
+from cystore.celery.base.records import CLAIM
 from cystore.celery.transport import Transport
 from cystore.consumers.claims import ClaimedQueue
 from cystore.errors import StoreConfigError
 
 AT_ONCE = 64
 CONNECT_S = 5.0
-OURS = ("delivery_tag", "delivery_info", "body_encoding")  # properties that the other side makes itself
+# Properties that the other side makes itself, or does not have.
+OURS = ("delivery_tag", "delivery_info", "body_encoding", CLAIM)
 
 
 class Carried(NamedTuple):
@@ -41,8 +44,6 @@ def carry(
     `told` hears of it now and then. With `limit` not more than that. Raises the errors of the target's broker: what was
     not moved stays."""
     moved = 0
-    for one in _claims(source, name):
-        one.take_over()  # a killed worker's messages are ready
     with source.channel() as taking, target.channel() as giving, target.Producer(giving) as producer:
         queue(giving).declare()
         while limit is None or moved < limit:
@@ -54,6 +55,7 @@ def carry(
             try:
                 for payload in payloads:
                     _publish(producer, queue.name, payload)
+                    failpoint("move.published")
                     taking.settle(tags.pop(0))
                     moved += 1
             finally:

@@ -139,7 +139,7 @@ def _places(store: MessageStore, topic: str, queue_id: int, low: int) -> _Places
     """From the file of claims, if it is of this boot; else from the group's offset: all behind it counts as ready."""
     key = f"{GROUP}\0{topic}\0{queue_id}".encode()
     path = store.path / FOLDER / hashlib.sha256(key).hexdigest()[:32]
-    known = claims.read_places(path)
+    known = claims.read_places(path, store.wrote_position)
     if known is None:
         return _Places(max(store.groups.offset(GROUP, topic, queue_id) or 0, low), [], [])
     following, places = known

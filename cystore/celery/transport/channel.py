@@ -272,8 +272,10 @@ class Channel(virtual.Channel):
             payload = self._decoded(message)
             if payload is None:
                 gone.append(claim)
-            else:
-                found.append((payload, claim))
+                continue
+            if message.expires_at_ms is not None:  # so whoever sends it on does not prolong its life
+                payload["properties"]["expiration"] = str(max(message.expires_at_ms - now_ms(), 1))
+            found.append((payload, claim))
         return found, gone, later
 
     def _messages(self, claimed: ClaimedQueue, offsets: list[int]) -> tuple[dict[int, Message], set[int]]:

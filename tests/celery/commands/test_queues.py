@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from celery import Celery
 from kombu import Connection
 
 from cystore.celery.stores import close_shared
+from cystore.consumers.claims import _STATE_AT
 from tests.support.process import Process
 
 
@@ -147,14 +149,18 @@ def test_a_move_into_redis_and_the_rest_after_the_worker_has_ended(app, call, li
     slow = of_redis(redis.broker_url, "slow")
     assert [one.headers["mine"] for one in slow] == ["yes"] * 3
     assert [one.properties["priority"] for one in slow] == [4] * 3
-    assert all(float(one.properties["expiration"]) > 3_500_000 for one in slow)
+    assert all(3_000_000 < float(one.properties["expiration"]) < 3_600_000 for one in slow), (
+        "what is left of an hour"
+    )
+    assert not any("cystore_claim" in one.properties for one in (*found, *slow))
 
 
 MOVING = "from cystore.celery.move.__main__ import main\n"
 
 
 def test_a_kill_at_each_place_loses_nothing(app, redis, tmp_path, build_environment):
-    """Killed before and after each settlement, the move begins again; each message comes at most once more."""
+    """Killed before and after each settlement, and between it and the publication, the move begins again; each message
+    comes at most once more."""
     other = Connection(redis.broker_url)
     other.channel().client.flushdb()
     sent = send(app, 12)
@@ -162,7 +168,13 @@ def test_a_kill_at_each_place_loses_nothing(app, redis, tmp_path, build_environm
     close_shared()
     kills = 0
     words = [str(tmp_path / "store"), "--to", redis.broker_url]
-    for place in ("claims.emptied:3", "claims.placed:1", "claims.emptied:1"):
+    for place in (
+        "claims.emptied:3",
+        "move.published:2",
+        "claims.placed:1",
+        "claims.emptied:1",
+        "move.published:1",
+    ):
         with Process(build_environment("failpoints")) as mover:
             mover.send(
                 f"import os\nos.environ['CYSTORE_FAILPOINT'] = place\n{MOVING}main(words)",
@@ -179,6 +191,17 @@ def test_a_kill_at_each_place_loses_nothing(app, redis, tmp_path, build_environm
     found = [one.headers["id"] for one in of_redis(redis.broker_url, "celery")]
     assert set(found) == set(sent)
     assert len(found) - len(sent) <= kills
+
+
+def test_a_damaged_file_of_claims_is_not_believed(app, listed, tmp_path):
+    """Its next user makes it again from the log."""
+    send(app, 3)
+    app.close()
+    (path,) = (one for one in (tmp_path / "store" / "claims").iterdir() if one.name != "owners")
+    with open(path, "r+b") as file:
+        file.seek(_STATE_AT)
+        file.write(struct.pack("<q", 10**12))
+    assert listed()["celery"]["ready"] == 3
 
 
 def test_a_move_into_the_same_store_is_refused(app, call, listed, url, tmp_path):
