@@ -190,10 +190,12 @@ def test_no_advice_on_settings_where_none_is_wrong(written, run):
 
 
 def test_no_store_there(run, url):
-    more = {"find": ["--args", "x"], "diff": ["a", "b"], "timeline": ["a"], "rerun": ["a"]}
+    more = {"find": ["--args", "x"], "diff": ["a", "b"], "timeline": ["a"], "rerun": ["a"],
+            "move": ["--to", "memory://"], "queue": ["peek", "celery"]}  # fmt: skip
+    app = Celery("shop", broker=url, backend=url, set_as_current=False)
     for name in set(NAMES) - {"create", "doctor"}:  # one makes it, the other one works without
-        done = run(name, *more.get(name, ()), code=2)
-        assert "there is no store here" in done.output
+        done = run(name, *more.get(name, ()), code=2, app=app)
+        assert "there is no store here" in done.output, name
         assert not os.path.exists(url.removeprefix("cystore://"))
 
 

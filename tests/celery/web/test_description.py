@@ -49,7 +49,8 @@ def test_every_address_is_described_and_there(server):
 
 
 needs_schemathesis = pytest.mark.skipif(
-    importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed"
+    importlib.util.find_spec("schemathesis") is None,
+    reason="schemathesis is not installed: pip install .[web-tests]",
 )
 
 

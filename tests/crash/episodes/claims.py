@@ -12,13 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import pytest
-
 import cystore
 from cystore.consumers.claims import FOLDER, ClaimedQueue, Owner
-from tests.crash.episodes import armed
+from tests.crash.episodes import armed, killed_beside
 from tests.support.aftermath import after_kills
-from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
 
 LIGHT = {**SETTINGS, "enable_lmq": True, "enable_multi_dispatch": True}  # as settling with a result needs
@@ -181,15 +178,12 @@ def killed_at(
 ) -> None:
     path, log = folder / "store", folder / "log"
     hits = rng.randint(1, PLACES[place])
-    with Process(armed(environment, place, hits)) as victim, Process() as other:
-        if survivors:
-            other.do(
-                "import cystore; keeps = cystore.open(path, **settings)", path=str(path), settings=CLEANED
-            )
-        victim.send(WORK, **given(path, log, rng, 0, count=1_000_000))
-        if survivors and place != "claims.filled":  # the one that makes the file comes there
-            other.do(WORK, **given(path, log, rng, 1_000_000))
-        with pytest.raises(EOFError):
-            victim.answer()
-        other.do(WORK + planted, **given(path, log, rng, 2_000_000))
+    killed_beside(
+        armed(environment, place, hits),
+        WORK,
+        lambda begin, count: given(path, log, rng, begin, count=count or COUNT),
+        survivors=survivors,
+        together=place != "claims.filled",  # the one that makes the file comes there
+        planted=planted,
+    )
     check(path, log)

@@ -12,11 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import pytest
-
 import cystore
 from cystore.clock import monotonic_s, now_ms
-from tests.crash.episodes import armed
+from tests.crash.episodes import armed, killed_beside
 from tests.support.aftermath import after_kills
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
@@ -158,15 +156,13 @@ def killed_at(
 ) -> None:
     path, log = folder / "store", folder / "log"
     hits, later = rng.randint(1, PLACES[place]), LATER_MS if place.startswith("carry.") else 0
-    with Process(armed(environment, place, hits)) as victim, Process() as other:
-        if survivors:
-            other.do("import cystore; keeps = cystore.open(path, **settings)", path=str(path), settings=TIMED)
-        victim.send(WORK, **given(path, log, rng, 0, later, 1_000_000))
-        if survivors:
-            other.do(WORK, **given(path, log, rng, 1_000_000, later))
-        with pytest.raises(EOFError):
-            victim.answer()
-        other.do(WORK + planted, **given(path, log, rng, 2_000_000, later))
+    killed_beside(
+        armed(environment, place, hits),
+        WORK,
+        lambda begin, count: given(path, log, rng, begin, later, count or COUNT),
+        survivors=survivors,
+        planted=planted,
+    )
     check(path, log)
 
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import select
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,24 +32,43 @@ LIVES = 3  # of one store; each loses its power up to three times
 SETTINGS_HERE = {**SETTINGS, "allow_any_file_system": True}
 
 
-def run(run: Run, *, ignores_sync: bool = False) -> None:
-    clock = ShiftedClock(run.folder("clock"))
-    with Acknowledgements() as told, Power() as power, ExitStack() as machine:
+def on_disks(
+    run: Run,
+    power: Power,
+    made: Callable[[], Nursery],
+    lives: Callable[[Case, Nursery, ForgetfulDisk], None],
+    *,
+    ignores_sync: bool = False,
+) -> None:
+    """Plays cases on one disk; a case that fails leaves a copy of it, and the next one begins with a new disk."""
+    with ExitStack() as machine:
         disk: ForgetfulDisk | None = None
         for case in run.cases():
             done = False
             with run.case(case):
                 if disk is None:
-                    given, keep = clock.environment({**os.environ}), (told.out, power.tell)
-                    nursery = machine.enter_context(Nursery(given, own_mounts=True, keep=keep))
+                    nursery = machine.enter_context(made())
                     disk = machine.enter_context(ForgetfulDisk(nursery, power, ignores_sync=ignores_sync))
-                Store(case, nursery, disk, told, clock, run).lives()
+                lives(case, nursery, disk)
                 done = True
             if not done:
                 if disk is not None:
                     disk.copy_left(case.folder / "left")
                 machine.close()
                 disk = None
+
+
+def run(run: Run, *, ignores_sync: bool = False) -> None:
+    clock = ShiftedClock(run.folder("clock"))
+    with Acknowledgements() as told, Power() as power:
+
+        def made() -> Nursery:
+            return Nursery(clock.environment({**os.environ}), own_mounts=True, keep=(told.out, power.tell))
+
+        def lives(case: Case, nursery: Nursery, disk: ForgetfulDisk) -> None:
+            Store(case, nursery, disk, told, clock, run).lives()
+
+        on_disks(run, power, made, lives, ignores_sync=ignores_sync)
 
 
 class Store:

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from cystore.system import files
 from tests.crash.episodes import claims, timer
+from tests.crash.faults.lost_writes import on_disks
 from tests.crash.matrix import Case, Fault, Run
 from tests.support.disks.forgetful import ForgetfulDisk, Power, obstacle
 from tests.support.processes.forks import Nursery
@@ -23,26 +24,15 @@ WAIT_S = 120.0
 
 
 def run(run: Run, episode: ModuleType) -> None:
-    with Power() as power, ExitStack() as machine:
-        disk: ForgetfulDisk | None = None
-        for case in run.cases():
-            done = False
-            with run.case(case):
-                if disk is None:
-                    nursery = machine.enter_context(
-                        Nursery({**os.environ}, own_mounts=True, keep=(power.tell,))
-                    )
-                    disk = machine.enter_context(ForgetfulDisk(nursery, power))
-                _lives(case, nursery, disk, run, episode)
-                done = True
-            if not done:
-                if disk is not None:
-                    disk.copy_left(case.folder / "left")
-                machine.close()
-                disk = None
+    with Power() as power:
+
+        def made() -> Nursery:
+            return Nursery({**os.environ}, own_mounts=True, keep=(power.tell,))
+
+        on_disks(run, power, made, partial(_lives, run, episode))
 
 
-def _lives(case: Case, nursery: Nursery, disk: ForgetfulDisk, run: Run, episode: ModuleType) -> None:
+def _lives(run: Run, episode: ModuleType, case: Case, nursery: Nursery, disk: ForgetfulDisk) -> None:
     rng, folder, log = case.rng, case.folder / "disk", case.folder / "log"
     store, cleans = folder / "store", rng.random() < 0.1
     for life in range(LIVES):

@@ -302,6 +302,14 @@ def _nothing_given(w: World) -> Given:
     return {}
 
 
+def _archive(w: World) -> Given:
+    return {"archive_id": "archive", "folder": "/archive", "format": "parquet", "table": ""}
+
+
+def _of_flush(w: World) -> Given:
+    return {"duty": "flush"}
+
+
 ROWS: dict[str, Row] = {
     # ------------------------------------------------------------------------------------------- the package
     "cystore.Message": lambda w: {
@@ -423,15 +431,8 @@ ROWS: dict[str, Row] = {
     "MessageStore.archived": _nothing_given,
     "MessageStore.resume_cleaning": _nothing_given,
     "MessageStore.scrub": lambda w: {"max_bytes": 16 * 1024, "pause_ms": 0},
-    "MessageStore.used_disk_percent": _nothing_given,
-    "MessageStore.asked_to_leave": _nothing_given,
-    "MessageStore.believe_clock": _nothing_given,
-    "ArchiveMark.begin": lambda w: {
-        "archive_id": "archive",
-        "folder": "/archive",
-        "format": "parquet",
-        "table": "",
-    },
+    **{f"MessageStore.{n}": _nothing_given for n in ("used_disk_percent", "asked_to_leave", "believe_clock")},
+    "ArchiveMark.begin": _archive,
     "ArchiveMark.end": _nothing_given,
     "ArchiveMark.read": _nothing_given,
     "ArchiveMark.move": lambda w: {"before": w.archived, "after": w.archived},
@@ -439,10 +440,7 @@ ROWS: dict[str, Row] = {
     "Duties.acquire": lambda w: {"duty": "flush", "ttl_ms": 0},
     "Duties.release": lambda w: {"duty": "flush", "token": w.some(9)},
     "Duties.step": lambda w: {"duty": "flush", "token": 1 << 40, "ttl_ms": 0, "wait_ms": 1000},
-    "Duties.highest_token": lambda w: {"duty": "flush"},
-    "Duties.last": lambda w: {"duty": "flush"},
-    "Duties.lease": lambda w: {"duty": "flush"},
-    "Duties.lease_left_ms": lambda w: {"duty": "flush"},
+    **{f"Duties.{n}": _of_flush for n in ("highest_token", "last", "lease", "lease_left_ms")},
     "Duties.ran": lambda w: {"duty": "flush", "run": DutyRun(1, 2, 3, Outcome.DONE)},
     # ---------------------------------------------------------------------------------------------- snapshot
     "LogSnapshot.base_of": lambda w: {"position": 1},
