@@ -37,7 +37,7 @@ from cystore.celery import homes
 from cystore.celery.base import event_loop, greenlets, records
 from cystore.celery.base.identity import check_id, store_id_of
 from cystore.celery.base.store_watch import back_to_the_broker
-from cystore.celery.chords.chord_steps import Chords
+from cystore.celery.chords.chord_steps import Chords, is_part
 from cystore.celery.eta import keeping
 from cystore.celery.lifecycle import recorder
 from cystore.celery.lifecycle.redaction import Redaction
@@ -328,17 +328,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self.store.clean()
 
     def _append(
-        self,
-        topic: str,
-        task_id: str,
-        payload: str | bytes,
-        *,
-        tag: str,
-        name: str | None = None,
-        request: Any = None,
-        part: dict[str, Any] | None = None,
-        also: str | None = None,
-    ) -> None:
+        self, topic: str, task_id: str, payload: str | bytes, *, tag: str, name: str | None = None,
+        request: Any = None, part: dict[str, Any] | None = None, also: str | None = None,
+    ) -> None:  # fmt: skip
         """`also` is another key of the record, behind the task's id."""
         body = ensure_bytes(payload)
         properties = (
@@ -361,12 +353,13 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             "properties": properties,
         }
         home = homes.given_home(self, request)
+        if part is None and settling.ends.get() is None:  # as for most
+            homes.put(self, home, [record])
+            return
         with settling.together(self, home, record):
-            if part is None:
-                homes.put(self, home, [record])
-            else:
-                homes.put(self, home, [part, record], flush="sync")
-                self.chords.stored()
+            homes.put(self, home, [part, record] if part else [record], flush="sync" if part else None)
+        if part:
+            self.chords.stored()
 
     # ------------------------------------------------------------------------------- chords, and other homes
 
@@ -389,7 +382,11 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     def mark_as_done(self, task_id: str, result: Any, request: Any = None, *args: Any, **kwargs: Any) -> None:
         """A task succeeded."""
-        with settling.ending(request, states.SUCCESS), self.chords.ending(request):
+        held = settling.settles(request, states.SUCCESS)
+        if held is None and not is_part(request):
+            super().mark_as_done(task_id, result, request, *args, **kwargs)
+            return
+        with settling.ending(request, held), self.chords.ending(request):
             super().mark_as_done(task_id, result, request, *args, **kwargs)
 
     def mark_as_failure(
@@ -398,7 +395,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         """Stores the failure of a task, and of the tasks that wait for it."""
 
         def mark() -> None:
-            ends = settling.ending(request, states.FAILURE)
+            ends = settling.ending(request, settling.settles(request, states.FAILURE))
             with homes.at(homes.home_of(self, request)), self.chords.ending(request), ends:
                 super(CystoreBackend, self).mark_as_failure(task_id, exc, traceback, request, *args, **kwargs)
             recorder.skip_rest(self, task_id, request, exc)

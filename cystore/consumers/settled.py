@@ -32,6 +32,11 @@ def ack_topic(group: str) -> str:
     return ACK_PREFIX + group
 
 
+def ranges_of(message: Message) -> Iterator[Range]:
+    """The ranges of queue offsets in a record of the topic of settled messages."""
+    return _RANGE.iter_unpack(bytes(message.body))
+
+
 class SettledLog:
     """The records that settle messages of one queue of a group. They count up to the end of the log, also where the
     master is elected: if a failover takes one back, it takes back all later ones, too."""
@@ -72,7 +77,7 @@ class SettledLog:
         """The ranges that the records from a place of the log on settle."""
         for message in self._records(self._topic, physical_offset, self._tag):
             if message.tags == self._tag:
-                yield from _RANGE.iter_unpack(bytes(message.body))
+                yield from ranges_of(message)
         for queue_offset in self._others(physical_offset):
             yield queue_offset, queue_offset + 1
 

@@ -3,25 +3,21 @@ store that is open for reading only. Nothing is claimed, and no file is made."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from cystore import CorruptRecordError, GetStatus, Message, MessageStore, StoreFormatError
+from cystore import CorruptRecordError, GetStatus, Message, MessageStore
 from cystore.celery.transport import directory, frames
 from cystore.celery.transport.channel import QUEUE_PREFIX, topic_of
 from cystore.celery.transport.transport import GROUP
 from cystore.clock import now_ms
 from cystore.consumers import claims
 from cystore.consumers.claims import FOLDER, FREE
-from cystore.consumers.settled import SettledLog, ack_topic
+from cystore.consumers.settled import SettledLog, ack_topic, ranges_of
 from cystore.layout import LMQ_PREFIX
-from cystore.system import files, platform
+from cystore.system import platform
 
 RATE_S = 60  # rates are those of the last minute
 AT_ONCE = 256
@@ -89,21 +85,13 @@ def listed(store: MessageStore) -> list[BrokerQueue]:
 
 def names(store: MessageStore) -> list[str]:
     """The names of the queues that last: those that were declared, and those with messages."""
-    declared = _declared(store.path)
+    declared = directory.read_state(store.path / "config" / directory.NAME)["lasting"]
     with_messages = (
         unquote(topic.removeprefix(QUEUE_PREFIX))
         for topic in store.topics()
         if topic.startswith(QUEUE_PREFIX)
     )
     return sorted({*declared, *with_messages})
-
-
-def _declared(root: Path) -> list[str]:
-    path = root / "config" / directory.NAME
-    try:
-        return [str(name) for name in json.loads(files.read_if_there(path) or b"{}").get("lasting", [])]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise StoreFormatError(f"the broker's queues cannot be read: {error}", path=path) from error
 
 
 def peek(store: MessageStore, name: str, limit: int) -> Iterator[tuple[Message, dict[str, Any] | None]]:
@@ -137,8 +125,7 @@ def _content(message: Message) -> dict[str, Any] | None:
 
 def _places(store: MessageStore, topic: str, queue_id: int, low: int) -> _Places:
     """From the file of claims, if it is of this boot; else from the group's offset: all behind it counts as ready."""
-    key = f"{GROUP}\0{topic}\0{queue_id}".encode()
-    path = store.path / FOLDER / hashlib.sha256(key).hexdigest()[:32]
+    path = store.path / FOLDER / SettledLog(store, GROUP, topic, queue_id).name
     known = claims.read_places(path, store.wrote_position)
     if known is None:
         return _Places(max(store.groups.offset(GROUP, topic, queue_id) or 0, low), [], [])
@@ -179,7 +166,7 @@ def _settled(store: MessageStore, topics: Mapping[str, Any], topic: str, queue_i
         found = store.get(own, 0, at, AT_ONCE)
         for message in found.messages:
             if message.tags in tags:
-                count += sum(end - begin for begin, end in struct.iter_unpack("<qq", bytes(message.body)))
+                count += sum(end - begin for begin, end in ranges_of(message))
         if found.next_offset <= at or found.status is not GetStatus.FOUND:
             return count
         at = found.next_offset

@@ -50,29 +50,28 @@ class Held(NamedTuple):
     owner: int
 
 
-_ends: ContextVar[tuple[str, Held] | None] = ContextVar("cystore_ends", default=None)  # with the task's key
+ends: ContextVar[tuple[str, Held] | None] = ContextVar("cystore_ends", default=None)  # with the task's key
 _queues: weakref.WeakKeyDictionary[MessageStore, dict[tuple[str, str, int], ClaimedQueue]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def ending(request: Any, state: str) -> AbstractContextManager[None]:
-    """Around the marking of a task as ended, in the process that ran it."""
-    held = _held(request, state)
+def ending(request: Any, held: Held | None) -> AbstractContextManager[None]:
+    """Around the marking of a task as ended, in the process that ran it. `held` is the answer of `settles`."""
     return nullcontext() if held is None else _ending(key_of(request.id), held)
 
 
 @contextmanager
 def _ending(key: str, held: Held) -> Iterator[None]:
-    token = _ends.set((key, held))
+    token = ends.set((key, held))
     try:
         yield
     finally:
-        _ends.reset(token)
+        ends.reset(token)
 
 
-def _held(request: Any, state: str) -> Held | None:
-    """The claim that the state settles."""
+def settles(request: Any, state: str) -> Held | None:
+    """The claim that a state settles; None for most."""
     found = (getattr(request, "properties", None) or {}).get(CLAIM)
     held = Held(*found) if isinstance(found, tuple) else None  # a message that comes from elsewhere has none
     task = get_current_task() if held is not None else None
@@ -94,8 +93,8 @@ def _is_over(task: Any, method: str) -> bool:
 
 @contextmanager
 def together(backend: CystoreBackend, home: str | None, record: dict[str, Any]) -> Iterator[None]:
-    """Around the append of a state: if it ends the task, it settles the task's message."""
-    key, held = _ends.get() or ("", None)
+    """Around the append of a state within `ending`: if it ends the task, it settles the task's message."""
+    key, held = ends.get() or ("", None)
     if held is None or key not in record["keys"] or home not in (None, homes.own_id(backend)):
         yield
         return

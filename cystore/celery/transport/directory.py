@@ -43,20 +43,8 @@ class Directory:
             return self._known
         stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
         if stamp != self._stamp:
-            self._known, self._stamp = self._parsed(), stamp
+            self._known, self._stamp = read_state(self._path), stamp
         return self._known
-
-    def _parsed(self) -> dict[str, Any]:
-        data = files.read_if_there(self._path)
-        try:
-            found = json.loads(data) if data else {}
-            return _checked({name: type(value)(found.get(name, value)) for name, value in _empty().items()})
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-            raise StoreFormatError(
-                f"the broker's exchanges and bindings cannot be read ({error}): remove the file, its programs declare "
-                "them again when they start",
-                path=self._path,
-            ) from error
 
     @contextmanager
     def changing(self) -> Iterator[dict[str, Any]]:
@@ -159,6 +147,20 @@ class Directory:
     def close(self) -> None:
         """Gives the lock's descriptors back."""
         self._locks.close()
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The state in a file, which need not be there. Raises StoreFormatError for one that no broker wrote."""
+    data = files.read_if_there(path)
+    try:
+        found = json.loads(data) if data else {}
+        return _checked({name: type(value)(found.get(name, value)) for name, value in _empty().items()})
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise StoreFormatError(
+            f"the broker's exchanges and bindings cannot be read ({error}): remove the file, its programs declare "
+            "them again when they start",
+            path=path,
+        ) from error
 
 
 def _checked(state: dict[str, Any]) -> dict[str, Any]:
